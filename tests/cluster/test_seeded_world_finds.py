@@ -44,7 +44,6 @@ from paceline.ipc import messages
 from paceline.ipc.memory import Span
 from paceline.net.control import HeadEnd
 from paceline.net.numbered import Line
-from paceline.transfer.item_names import summand_of
 from paceline.transfer.manager import TransferManager
 from support.seeded_network import Blocked, Killed, Slow
 from support.suites import each
@@ -113,7 +112,7 @@ def an_update_stays_after_its_worker(patch: Patch) -> None:
     hear = Host._hear
 
     def heard(self: Host, worker: int, message: messages.Message, descriptors: list[int]) -> None:
-        if isinstance(message, messages.worker.StepFinished) and self._seats[worker].trains:
+        if isinstance(message, messages.worker.StepFinished) and self.seats[worker].trains:
             self.pushes.ready(worker, message.step)
         hear(self, worker, message, descriptors)
 
@@ -298,15 +297,13 @@ def an_update_counts_as_here_before_all_ranges_are(patch: Patch) -> None:
 
 
 def an_update_is_let_go_before_its_range_is_made(patch: Patch) -> None:
-    of_range = Host._of_range
+    came = ShardServer._came
 
-    def let_go(self: Host, event: host_messages.OfShard) -> None:
-        if isinstance(event, host_messages.Stored):
-            assert self._ranges is not None
-            self._ranges.comes_no_more(summand_of(event.item), whole=False)
-        of_range(self, event)
+    def let_go(self: ShardServer, item: Any, part: Any) -> None:
+        came(self, item, part)
+        self.comes_no_more(item, whole=False)
 
-    patch.setattr(Host, "_of_range", let_go)
+    patch.setattr(ShardServer, "_came", let_go)
 
 
 def an_update_that_is_dropped_still_comes(patch: Patch) -> None:
@@ -427,7 +424,7 @@ def a_sum_is_let_go_before_the_version_is_made(patch: Patch) -> None:
     def summed(self: Host, order: host_messages.FromHead) -> None:
         obey(self, order)
         if isinstance(order, host_messages.OfSums):
-            self._reducer.drop(Sum(order.number))
+            self.reducer.drop(Sum(order.number))
 
     patch.setattr(Host, "_obey", summed)
 
@@ -437,7 +434,7 @@ def a_sum_keeps_the_update_of_a_worker_that_has_left(patch: Patch) -> None:
 
 
 def updates_in_sums_come_without_their_buffers(patch: Patch) -> None:
-    patch.setattr(Cluster, "_buffers_of", lambda self, total: [])
+    patch.setattr(Cluster, "buffers_of", lambda self, total: [])
 
 
 def a_sum_weighs_as_one_of_its_updates(patch: Patch) -> None:

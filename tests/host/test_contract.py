@@ -42,7 +42,7 @@ from paceline.host.events import (
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.records.times import FetchTimes
-from support.companies import PROCESS, STORE, Averagers, Company, averager, company, elsewhere, idle_company
+from support.companies import OTHER, PROCESS, STORE, Averagers, Company, averager, company, elsewhere, idle_company
 from support.run_state import OFFER
 
 HOSTS: dict[str, Callable[..., Company]] = {"local": company, "several": elsewhere}
@@ -1075,6 +1075,13 @@ class TestSeveral:
         assert two.told == []
         two.between.arrives()
         assert [(worker, type(said).__name__) for worker, said in two.told] == [(1, "SnapshotReady")]
+
+    def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock(self) -> None:
+        two = elsewhere(2)
+        two.now = 7.5
+        fetched = {"host": "node-0", "source": OTHER, "kind": "update", "number": 3, "worker": 1, "bytes": 40}
+        two.head.here.items.fetched(FetchTimes(**fetched, began=90.0, ended=90.5))
+        assert two.reports.of(FetchTimes) == [FetchTimes(**fetched, began=7.0, ended=7.5)]
 
     def test_a_long_message_of_a_worker_goes_to_the_head_as_items_do_and_a_short_one_as_it_is(self) -> None:
         two = elsewhere(2)

@@ -201,9 +201,9 @@ def test_workers_tell_of_gradients_where_others_make_versions_of_them() -> None:
 @pytest.mark.parametrize(("protocol", "tells"), [("bsp", False), ("asp", True)])
 def test_workers_whose_updates_are_added_up_on_their_host_tell_nothing(protocol: str, tells: bool) -> None:
     host = elsewhere(2, protocol).agent._host
-    assert host._tells == tells
+    assert host.tells == tells
     host.versions.shards = (Shard("node-1", 0, SIZE),)
-    assert not host._tells, "no other host makes versions"
+    assert not host.tells, "no other host makes versions"
 
 
 def test_an_update_that_comes_with_others_of_its_host_does_not_come_early() -> None:

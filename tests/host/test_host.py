@@ -46,7 +46,7 @@ class OneHost:
             self.reports,
             Mock(),
             name="node-1",
-            hosts={0: HEAD.host, 1: HEAD.host, 2: "node-1", 3: "node-1"},
+            host_of={0: HEAD.host, 1: HEAD.host, 2: "node-1", 3: "node-1"}.__getitem__,
             head=HEAD.host,
             threads=1,
             now=lambda: 0.0,

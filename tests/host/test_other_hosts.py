@@ -25,11 +25,13 @@ from paceline.host.attachments import Attachments
 from paceline.host.cluster import Cluster
 from paceline.host.contract import NotHere
 from paceline.host.events import Attached, AwaitsPlace, Computes, ComputesTaken, VersionBrought, WorkerEnded, WorkerSaid
+from paceline.host.item_table import ItemTable
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.remote_host import RemoteHost
 from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.shards import ShardReports
 from paceline.host.version_items import Versions
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
 from support.reports import Reports
@@ -56,7 +58,7 @@ class Several:
         """What the head's host has heard: of whom, and the bytes of what came along."""
         self.head.worker_reports.hear = self._hear
         self.head.attachments = Attachments("node-0", self.carrier)
-        self.head.shard_server.had = lambda item: False
+        self.head.here.items = ItemTable(Shelf(), {Blob: self.head.attachments}, Mock(), Mock())
         self.head.shard_reports = ShardReports(self.head, self.reports, lambda: self.at)
         self.directory = Mock(amiss=self._amiss, neighbours=lambda *_: ())
         other = RemoteHost("node-1", range(2, 4), self.told.append)
@@ -130,16 +132,6 @@ def test_the_end_of_another_hosts_fetch_is_when_the_head_hears_of_it() -> None:
     there = FetchTimes(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=5000.0, ended=5000.5)
     several.hosts.reports.delivered("node-1", host_messages.Fetched.of(there))
     assert several.reports.of(FetchTimes) == [replace(there, began=7.0, ended=7.5)]
-
-
-def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock() -> None:
-    several = Several()
-    several.at = 7.5
-    here = FetchTimes(
-        host="node-0", source="node-1", kind="update", number=3, worker=2, bytes=40, began=90.0, ended=90.5
-    )
-    several.hosts.items.fetched(here)
-    assert several.reports.of(FetchTimes) == [replace(here, began=7.0, ended=7.5)]
 
 
 def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it() -> None:

@@ -51,7 +51,7 @@ class OneHost:
             self.reports,
             loop,
             name="node-1",
-            hosts={0: "node-0", 1: "node-1"},
+            host_of={0: "node-0", 1: "node-1"}.__getitem__,
             head="node-0",
             threads=threads,
             now=lambda: 0.0,

@@ -33,7 +33,7 @@ class Company:
         self.plan = plan(choice.spec, choice.unapplied, 4)
         self.shelf, self.carrier, self.reports, self.store = Shelf(), Mock(), Reports(), Mock(lost=False)
         self.attachments = Mock(take_file=lambda attached: os.memfd_create("state"))
-        self.attachments.comes.return_value = STATE
+        self.attachments.comes.return_value = [STATE]
         self.ranges = ShardServer(
             Shard("b", 8, 16),
             self.shelf,

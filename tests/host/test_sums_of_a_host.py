@@ -46,7 +46,7 @@ class OneHost:
             self.reports,
             loop,
             name="node-1",
-            hosts={0: "node-0", 1: "node-1", 2: "node-1"},
+            host_of={0: "node-0", 1: "node-1", 2: "node-1"}.__getitem__,
             head="node-0",
             threads=1,
             now=lambda: 0.0,
@@ -118,7 +118,7 @@ def test_a_sum_is_served_as_it_is_made() -> None:
 
 
 def test_no_gradients_are_told_early_where_they_are_added_up() -> None:
-    assert not OneHost().host._tells
+    assert not OneHost().host.tells
 
 
 def test_the_next_worker_forks_the_process_where_the_lowest_dies_before_it_has() -> None:

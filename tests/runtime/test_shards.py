@@ -98,7 +98,7 @@ from paceline.host.messages import SumUp
 obey = Host._obey
 def dies(self, order):
     if isinstance(order, SumUp) and order.number == 6:
-        os.kill(self._store.process, signal.SIGKILL)
+        os.kill(self.store.process, signal.SIGKILL)
     obey(self, order)
 Host._obey = dies
 """

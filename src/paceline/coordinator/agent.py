@@ -56,6 +56,7 @@ from paceline.net.handshake import Keys
 from paceline.net.link import HostLink
 from paceline.net.listener import HostListener
 from paceline.net.tcp import Address
+from paceline.records.times import FetchTimes
 from paceline.scenario.scenario_file import LONGEST_NAME
 from paceline.transfer.emulated_link import EmulatedLink
 from paceline.transfer.manager import TransferManager
@@ -449,7 +450,7 @@ class _Agent:
             self._report,
             self._loop,
             name=self._name,
-            hosts=settings.hosts_of_workers,
+            host_of=settings.hosts_of_workers.__getitem__,
             head=head,
             threads=settings.threads,
             now=self._now,
@@ -510,14 +511,15 @@ class _Agent:
                 self.leave(why)
             case ParametersTaken(worker=worker, version=version):
                 self._link.send(host_messages.Taken(worker, version))
+            case FetchTimes():
+                self._link.send(host_messages.Fetched.of(event))
+                self._tell_of_processors()
             case WorkerSaid(worker=worker, message=messages.Message() as said, attached=None) if (
                 len(body := self._coding.encode(said)) >= LONG
             ):
                 self._link.send(WorkerSaid(worker, None, self._host.attach(worker, long_message(body))))
             case Message():
                 self._link.send(event)
-        if isinstance(event, host_messages.Fetched):
-            self._tell_of_processors()
 
     def _tell_of_processors(self) -> None:
         """Say what moving bytes has taken, now and then."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Buffers, Item, Replica, Sum, Update, Version
+from paceline.core.items import Beginning, Buffers, Replica, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -29,26 +29,26 @@ from paceline.core.orders import (
 from paceline.core.phrases import listed
 from paceline.core.shards import Shard, cut
 from paceline.host import messages as host_messages
-from paceline.host.attachments import Attachments, recorded_file
+from paceline.host.attachments import recorded_file
 from paceline.host.contract import Progress, Resumption, Updates, called
 from paceline.host.evaluator import Evaluator
 from paceline.host.events import (
+    Averaged,
+    GivenUp,
+    HostEvent,
     ProcessLost,
     Report,
     Transferred,
-    VersionBrought,
 )
-from paceline.host.host_memory import HostMemory
+from paceline.host.host import Host, HostReport
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.commit_queue import NEWEST, CommitQueue
 from paceline.host.orders.join_handover import JoinHandover
-from paceline.host.orders.pulls import Pulls
-from paceline.host.orders.pushes import Pushes
-from paceline.host.orders.releases import Releases, step_of
+from paceline.host.orders.releases import step_of
 from paceline.host.orders.snapshots import HostSnapshots
 from paceline.host.other_hosts import OtherHosts
-from paceline.host.overlap import Computing, Early
+from paceline.host.overlap import Early
 from paceline.host.remote_host import HostDirectory, RemoteHost
 from paceline.host.replicas.host_replicas import HostReplicas
 from paceline.host.replicas.mean_recorder import MeanRecorder
@@ -59,23 +59,18 @@ from paceline.host.reports.store import StoreReports
 from paceline.host.reports.workers import WorkerReports, beginning_of
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.arrivals import Arrivals
-from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.optimizer_state_gather import Shares
-from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
-from paceline.host.store_process import StoreProcess
-from paceline.host.version_items import Versions
-from paceline.host.version_shelf import Shelf
-from paceline.host.version_streaming import VersionStreaming
-from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
+from paceline.host.worker_state import WorkerState, WorkerStates
 from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
+from paceline.records.times import FetchTimes
 from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network
-from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
+from paceline.transfer.fetcher import ShapedFetcher
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.manager import TransferManager
@@ -115,8 +110,6 @@ class Cluster:
         that step, as if its worker had left. See `CommitQueue` and `GroupAverages` for the rest.
         """
         self.plan = plan
-        self.shelf = Shelf(on_freed=self._freed, on_emptied=lambda place: self.replicas_here.emptied(place))
-        self.memory = HostMemory(plan)
         self.name = name
         self.shards_on = shards_on
         """The hosts that are to make versions, if not this one alone."""
@@ -143,78 +136,54 @@ class Cluster:
         seats.update((worker, WorkerState(worker, elsewhere=True)) for other in others for worker in other.workers)
         self.offers: dict[int, messages.worker.Offered] = {}
         """By worker: what its script brought to `prepare`."""
-        self._shaped = ShapedFetcher(
+        self.link = ShapedFetcher(
             SharedLink.of(network), groups, now, self._moment, report, lambda *of: report(Transferred(*of))
         )
-        self.versions = Versions(
-            self.shelf,
-            self.memory,
+        self.deaths_are_told = deaths_are_told
+        self.here = here = Host(
             plan,
+            spec,
+            workers,
+            carrier,
+            self._hear_here,
+            loop,
             name=name,
             head=name,
             host_of=lambda worker: self.others.host_of(worker),
-            of_replicas=spec.holder == "replica",
+            threads=threads,
+            now=now,
+            authority=self,
         )
-        fetcher: Fetcher = self._shaped
-        if carrier is not None:
-            fetcher = RemoteFetcher(
-                carrier,
-                now,
-                report,
-                away=self.versions.away,
-                lost=lambda worker, why: self.others.never_comes(worker, why),
-                brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
-            )
-        self.store = StoreProcess(self.shelf, loop, workers, self.store_reports, called(spec))
-        self.reducer = HostReducer(self.shelf, plan, self.store, there=self.there_is_more, not_finite=self.not_finite)
-        self.sums = SumTable(self.shelf, self.reducer)
-        self.attachments = Attachments(name, carrier)
-        self.shard_server = ShardServer(
-            Shard(name, 0, 0),
-            self.shelf,
-            plan,
-            self.store,
-            carrier,
-            lambda event: self.shard_reports.hear(name, event),
-            self.attachments,
-            head=name,
-            away=self.versions.away,
-            own=workers.numbers,
-            idle_cores=self._idle_cores,
-            buffers_of=self._buffers_of,
+        """The head's own host."""
+        self.shelf, self.memory, self.versions, self.store = here.shelf, here.memory, here.versions, here.store
+        self.store.name = called(spec)
+        self.reducer, self.attachments, self.pushes, self.pulls = (
+            here.reducer,
+            here.attachments,
+            here.pushes,
+            here.pulls,
         )
+        self.releases = here.releases
+        assert here.ranges is not None
+        assert here.streaming is not None
+        self.shard_server, self.streaming = here.ranges, here.streaming
         """Makes this host's range of each version."""
-        self.versions.maker = self.shard_server.maker
+        self.sums = SumTable(self.shelf, self.reducer)
         self.arrivals = Arrivals(name, self.shard_server, self._tell_host)
         self.aggregation = AggregationScheduler(self.arrivals, self.sums, self.reducer, name, self._tell_host, report)
         self._leaves_undone = leaves_undone
-        self.replicas_here = HostReplicas(
-            self.shelf,
-            plan,
-            self.memory,
-            workers,
-            seats,
-            loop,
-            carrier,
-            self._said_of_replicas,
-            name=name,
-            deaths_are_told=deaths_are_told,
-            never_comes=lambda number, why: self.transfers.never_comes(number, why),
-        )
         self.replicas = ReplicaTable(seats, name, lambda worker: self.others.host_of(worker))
         self.transfers = ReplicaTransfers(self, self.replicas)
         self.averages = GroupAverages(
             self,
             self.replicas,
-            self._shaped.gather,
+            self.link.gather,
             seats,
             report,
             now,
             host_of,
             deaths_are_told=deaths_are_told,
         )
-        self.pushes = Pushes(self.shelf, plan, seats, self.sums.dropped)
-        self.computing = Computing()
         self.early: Early | None = None
         if carrier is not None and spec.brings_early:
             self.early = Early(self.shelf, plan, self.pushes, self.arrivals)
@@ -245,23 +214,10 @@ class Cluster:
             self.commits,
             self.replicas,
             self.transfers,
-            self.replicas_here,
+            here.replicas,
             self.shares,
             report,
             seats,
-        )
-        self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=carrier is not None)
-        self.streaming = VersionStreaming(self.shelf, seats, self._tell)
-        self.releases = Releases(
-            self.shelf,
-            self.pulls,
-            self.pushes,
-            self.versions,
-            self.replicas_here.steps,
-            seats,
-            report,
-            self._tell,
-            self.streaming,
         )
         self.joins = JoinHandover(
             self,
@@ -271,7 +227,7 @@ class Cluster:
             self.replicas,
             self.transfers,
             self.releases,
-            fetcher,
+            here.fetcher,
             seats,
             report,
             self._tell,
@@ -352,7 +308,8 @@ class Cluster:
     def begin(self, workers: Sequence[int]) -> None:
         """Let these workers train, from the first version on."""
         owns_replica, resumes = self.spec.holder == "replica", self.snapshots.resumption is not None
-        message = self.plan.begin(self.spec, tells=self._tells)
+        self.here.adds_up = self.plan.sums > 0 and len(self.workers) > 1
+        message = self.plan.begin(self.spec, tells=self.here.tells)
         for worker in workers:
             self.seats[worker].trains = self.seats[worker].trained = True
             if self.seats[worker].elsewhere:
@@ -369,14 +326,15 @@ class Cluster:
         self.versions.is_whole(Version(self.newest))
         model_bytes = self.offers[workers[0]].model_bytes
         given = None if self._network is None else self._network.message
-        self._shaped.size = model_bytes if given is None else given
+        self.link.size = model_bytes if given is None else given
         if owns_replica and not resumes:
             self.replicas.begin(workers)
             self.replicas_here.begin([one for one in workers if not self.seats[one].elsewhere], Version(0))
             self.joins.keep_beginning(Version(0))
             self.shelf.release(NEWEST)  # no store makes another one of it
         self.others.begin(workers)
-        self.replicas_here.begun(self.replicas.workers)
+        if owns_replica:
+            self.replicas_here.begun(self.replicas.workers)
 
     def returns(self, worker: int) -> None:
         """A new process begins as this worker, whose process has ended."""
@@ -404,7 +362,7 @@ class Cluster:
             self.others.admit(worker, epoch, at)
         else:
             place = self.shelf.place(newest)
-            self._send_with(worker, self.plan.admit(self.spec, place, epoch, at, tells=self._tells), [])
+            self._send_with(worker, self.plan.admit(self.spec, place, epoch, at, tells=self.here.tells), [])
 
     def _admit_with(self, seat: WorkerState, epoch: int, at: float, replica: Replica | None) -> None:
         """Let the worker in, which shows that replica. None: it has nothing to show."""
@@ -416,7 +374,7 @@ class Cluster:
             return
         place = self.replicas_here.shows(worker, replica)
         ends = [self.replicas_here.averaging.connect(worker)]
-        self._send_with(worker, self.plan.admit(self.spec, place, epoch, at, tells=self._tells), ends)
+        self._send_with(worker, self.plan.admit(self.spec, place, epoch, at, tells=self.here.tells), ends)
 
     def join(self, worker: int, others: Sequence[int]) -> None:
         """The worker takes part from now on. It gets what the script of the first of these others keeps that is here.
@@ -554,11 +512,11 @@ class Cluster:
 
     def next(self, until: float) -> Fact | None:
         """Return the fact of the earliest fetch that has ended by `until`."""
-        return self._shaped.next(until)
+        return self.link.next(until)
 
     def due(self) -> float | None:
         """Seconds until the next fetch ends, if one is under way."""
-        return self._shaped.due()
+        return self.link.due()
 
     # --- how workers leave, and the end -----------------------------------------------------------
 
@@ -574,7 +532,8 @@ class Cluster:
         self.pulls.left(worker)
         unapplied = self.replicas.unapplied(worker)
         self.pushes.left(worker, unapplied)
-        self.replicas_here.steps.left(worker)
+        if self.owns_replicas:
+            self.replicas_here.steps.left(worker)
         self.releases.left(worker)
         self.commits.go_on()
         self.others.left(worker, died, unapplied)
@@ -584,9 +543,10 @@ class Cluster:
         self.seats[worker].here = False
         self.store.gone(worker)
         self.pushes.gone(worker)
-        self.replicas_here.averaging.gone(worker)
+        if self.owns_replicas:
+            self.replicas_here.averaging.gone(worker)
+            self.replicas_here.steps.gone(worker)
         self.averages.gone(worker)
-        self.replicas_here.steps.gone(worker)
         self.replicas.gone(worker)
         self.releases.gone(worker)
         self.joins.gone(worker)
@@ -693,12 +653,6 @@ class Cluster:
         resumed, _, kept = self.snapshots.begins(worker)
         return resumed.epoch, None if self.owns_replicas else self.memory.buffers(worker), kept
 
-    @property
-    def _tells(self) -> bool:
-        """Whether other hosts are brought what there is of updates that workers here compute."""
-        adds_up = self.plan.sums > 0 and len(self.workers) > 1
-        return self.early is not None and not adds_up and any(one.host != self.name for one in self.shards)
-
     def _push(self, order: StartPush) -> None:
         """Bring the worker's update to the hosts that make versions."""
         self.pushes.carry_out(order)
@@ -706,7 +660,7 @@ class Cluster:
         if self._network is None:
             self.aggregation.bring(update, arrived)
         else:  # it counts once the link would have brought it
-            self.aggregation.bring(update, lambda at: self._shaped.fetch(order.worker, update, arrived))
+            self.aggregation.bring(update, lambda at: self.link.fetch(order.worker, update, arrived))
 
     def brings(self, version: int, then: Callable[[], object]) -> None:
         """Bring the ranges of that version here that are made elsewhere, then go on. Whoever needs it has claimed it.
@@ -720,18 +674,28 @@ class Cluster:
         owner, lost = ("brought", next(self._numbers)), lambda why: self.loses(f"version {version} can't come: {why}")
         self.carrier.fetch(Version(version), owner, then, lost)
 
-    def _freed(self, item: Item) -> None:
-        """Nobody claims that item any more."""
-        if isinstance(item, Version):
-            self.versions.freed(item)
-            self.arrivals.freed(item.version)
+    def version_freed(self, version: int) -> None:
+        """See `Authority`."""
+        self.arrivals.freed(version)
+
+    def update_dropped(self, update: Update) -> None:
+        """See `Authority`."""
+        self.sums.dropped(update)
+
+    def copy_never_comes(self, number: int, why: str) -> None:
+        """See `Authority`."""
+        self.transfers.never_comes(number, why)
+
+    def place_is_free(self) -> None:
+        """See `Authority`."""
+        self.commits.go_on()
 
     def loses(self, why: str) -> None:
         """A host has gone that made a range of each version: no version can be made."""
         self.lacks_host = True
         self.store.lose(why)
 
-    def _buffers_of(self, total: Sum) -> list[Buffers]:
+    def buffers_of(self, total: Sum) -> list[Buffers]:
         """The buffers behind the updates in that sum, which another host makes."""
         if not self.memory.offer.buffers_bytes:
             return []
@@ -794,12 +758,13 @@ class Cluster:
             self.others.made(version)
         return True
 
-    def there_is_more(self, item: Item) -> None:
-        """More of the item is made here. Other hosts may have asked for it."""
-        if self.carrier is not None:
-            self.carrier.made(item)
-
     # --- replicas -----------------------------------------------------------------------------------
+
+    @property
+    def replicas_here(self) -> HostReplicas:
+        """Those on the head's own host."""
+        assert self.here.replicas is not None  # each worker owns one
+        return self.here.replicas
 
     def tell_replicas(self, host: str, order: host_messages.OfReplicas) -> None:
         """Order that of the host, which may be this one."""
@@ -832,12 +797,21 @@ class Cluster:
         told = host_messages.TakeStep(worker, step, change, order.group, scalars)
         self.tell_replicas(self.others.host_of(worker), told)
 
-    def _said_of_replicas(self, said: host_messages.SaidOfReplicas) -> None:
-        """This host says what others say, too."""
-        if isinstance(said, host_messages.ItemCopied):
-            self.transfers.brought(said.number, self.name)
-        else:
-            self.averages.has_made(said.group, self.name)
+    def _hear_here(self, event: HostReport) -> None:
+        """The head's own host reports this."""
+        match event:
+            case FetchTimes():
+                self._report(event.ending(self._now()))
+            case Averaged(group=group) | GivenUp(group=group):
+                self.averages.has_made(group, self.name)
+            case host_messages.ItemCopied(number=number):
+                self.transfers.brought(number, self.name)
+            case host_messages.Lacks(worker=worker, why=why):
+                self.others.never_comes(worker, why)
+            case _ if isinstance(event, host_messages.OfShard):
+                self.shard_reports.hear(self.name, event)
+            case _:
+                self._report(cast(HostEvent, event))
 
     def _tell_host(self, host: str, message: messages.Message) -> None:
         """Tell another host that."""
@@ -855,9 +829,6 @@ class Cluster:
         self.workers_here.send(worker, message, (self.memory.region.descriptor, *(end.fileno() for end in ends)))
         for end in ends:
             end.close()
-
-    def _idle_cores(self) -> int:
-        return idle_cores((self.seats[worker] for worker in self.workers_here.numbers), self._threads)
 
     def _moment(self) -> float:
         return self._now() if self._at is None else self._at

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard
+from paceline.errors import MessageUnreadable
 from paceline.host import messages as host_messages
 from paceline.host.attachments import Attachments, file_bytes
+from paceline.host.authority import Authority
 from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.claims import Owner
 from paceline.host.contract import STORE, SUMS
-from paceline.host.events import Attached, WorkerEnded, WorkerEvent, WorkerSaid
+from paceline.host.events import Attached, VersionBrought, WorkerEnded, WorkerEvent, WorkerSaid
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import ItemKind, ItemTable
 from paceline.host.memory_plan import MemoryPlan
@@ -37,6 +39,7 @@ from paceline.host.shards.summands import Summands, UpdateBuffers
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_items import Versions, written_by
 from paceline.host.version_shelf import Shelf
+from paceline.host.version_streaming import VersionStreaming
 from paceline.host.worker_state import WorkerState, WorkerStates, idle_cores
 from paceline.host.workers import Workers
 from paceline.ipc import messages
@@ -44,13 +47,15 @@ from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.ipc.processes import NoProcess
 from paceline.records.times import FetchTimes
-from paceline.transfer.fetcher import RemoteFetcher
+from paceline.transfer.fetcher import Fetcher, RemoteFetcher
 from paceline.transfer.item_names import ADOPTED, FIXED, item_of, summand_of
-from paceline.transfer.manager import TransferManager
+
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
+    from paceline.transfer.manager import TransferManager
 
 BEGINNING = ("version that training begins with",)
-HostReport = WorkerEvent | host_messages.ToHead
-"""What a host beside the head's reports: a fact or a message, each thing once."""
+HostReport = WorkerEvent | FetchTimes | VersionBrought | host_messages.ToHead
+"""What a host reports, each thing once."""
 
 
 def _shown_to(worker: int) -> Owner:
@@ -66,21 +71,23 @@ class Host:
         plan: MemoryPlan,
         spec: Spec,
         workers: Workers,
-        carrier: TransferManager,
+        carrier: TransferManager | None,
         report: Callable[[HostReport], None],
         loop: Loop,
         *,
         name: str,
-        hosts: Mapping[int, str],
+        host_of: Callable[[int], str],
         head: str,
         threads: int,
         now: Callable[[], float],
         stand_in: BootstrapProcess | None = None,
+        authority: Authority | None = None,
     ) -> None:
-        """`name` is this host's, `head` the head's, and `hosts` has that of each worker. `threads` are those of each
-        worker here. `now()` is seconds since the run's start.
+        """`carrier`: None if there are no other hosts. `name` is this host's, `head` the head's, and `host_of(worker)`
+        the worker's. `threads` are those of each worker here. `now()` is seconds since the run's start.
 
-        `stand_in`: what this host has in the place of workers, if it has none.
+        `stand_in`: what this host has in the place of workers, if it has none. `authority`: on the head's host, what
+        commands it.
         """
         self.shelf = Shelf(on_freed=self._freed, on_emptied=self._emptied)
         self.memory = HostMemory(plan)
@@ -90,7 +97,7 @@ class Host:
             plan,
             name=name,
             head=head,
-            host_of=hosts.__getitem__,
+            host_of=host_of,
             of_replicas=spec.holder == "replica",
             begins=lambda: self._later is not None,
         )
@@ -103,12 +110,16 @@ class Host:
         self._name = name
         self._head = head
         self._threads = threads
-        self._ranges: ShardServer | None = None
-        """What makes that. None: nothing is made here."""
-        self._adds_up = False
+        self._authority = authority
+        self.adds_up = False
         """Whether the updates of workers here are added up before they leave."""
-        self._store = StoreProcess(self.shelf, loop, workers if stand_in is None else stand_in.workers, self)
-        self._reducer = HostReducer(self.shelf, plan, self._store, there=carrier.made, not_finite=self._not_finite)
+        self.seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
+        if authority is not None:
+            self.seats = seats = authority.seats  # which has other hosts' workers, too
+        self._own: Container[int] = seats if authority is None else workers.numbers
+        """This host's workers. Those of a host that has come again begin later."""
+        self.store = StoreProcess(self.shelf, loop, workers if stand_in is None else stand_in.workers, self)
+        self.reducer = HostReducer(self.shelf, plan, self.store, there=self.there_is_more, not_finite=self._not_finite)
         self._begins: Callable[[], None] | None = None
         """Lets training begin, once the process is there that computes for this host, or can't be."""
         self._to_start: set[int] = set()
@@ -120,32 +131,86 @@ class Host:
         """What is to be done once training's beginning is here, in order. None: it is not on its way."""
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
-        self._seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
-        self._replicas: HostReplicas | None = None
+        self.replicas: HostReplicas | None = None
         """What sees to replicas, if each worker owns one."""
         if spec.holder == "replica":
-            self._replicas = HostReplicas(
-                self.shelf, plan, self.memory, workers, seats, loop, carrier, report, name=name
+            self.replicas = HostReplicas(
+                self.shelf,
+                plan,
+                self.memory,
+                workers,
+                seats,
+                loop,
+                carrier,
+                report,
+                name=name,
+                deaths_are_told=authority is not None and authority.deaths_are_told,
+                never_comes=None if authority is None else authority.copy_never_comes,
             )
-        self._computing = Computing()
-        self._summands = Summands(self.shelf, self.memory, self._reducer, self._computing, seats, hosts.__getitem__)
+        self.computing = Computing()
+        self.summands = Summands(self.shelf, self.memory, self.reducer, self.computing, self._own, host_of)
         kinds: dict[type[Item], ItemKind[Any]] = {
             Version: self.versions,
             Beginning: self.versions,
-            Update: self._summands,
-            Sum: self._summands,
-            Buffers: UpdateBuffers(self.shelf, self.memory, hosts.__getitem__),
+            Update: self.summands,
+            Sum: self.summands,
+            Buffers: UpdateBuffers(self.shelf, self.memory, host_of),
             Blob: self.attachments,
         }
-        if self._replicas is not None:
-            averaging = self._replicas.averaging
-            kinds |= {Replica: self._replicas, Mean: averaging, Partial: averaging}
+        if self.replicas is not None:
+            averaging = self.replicas.averaging
+            kinds |= {Replica: self.replicas, Mean: averaging, Partial: averaging}
         self.items = ItemTable(self.shelf, kinds, self._has_fetched, self._place_is_free)
-        fetcher = RemoteFetcher(carrier, now, report, away=self.versions.away, lost=self._lacks)
-        self.pushes = Pushes(self.shelf, plan, seats, self._reducer.dropped)
-        self.pulls = Pulls(self.shelf, self.versions, fetcher, seats, early=True)
-        steps = None if self._replicas is None else self._replicas.steps
-        self.releases = Releases(self.shelf, self.pulls, self.pushes, self.versions, steps, seats, report, workers.send)
+        self.ranges: ShardServer | None = None
+        """What makes this host's range of each version. None: nothing is made here."""
+        if authority is not None:
+            self._makes(Shard(name, 0, 0))
+        if carrier is None:
+            assert authority is not None
+            self.fetcher: Fetcher = authority.link
+        else:
+            self.fetcher = RemoteFetcher(
+                carrier,
+                now,
+                report,
+                away=self.versions.away,
+                lost=self._lacks,
+                brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
+            )
+        self.pushes = Pushes(
+            self.shelf, plan, seats, self.reducer.dropped if authority is None else authority.update_dropped
+        )
+        self.pulls = Pulls(self.shelf, self.versions, self.fetcher, seats, early=carrier is not None)
+        self.streaming = None if authority is None else VersionStreaming(self.shelf, seats, workers.send)
+        self.releases = Releases(
+            self.shelf,
+            self.pulls,
+            self.pushes,
+            self.versions,
+            None if self.replicas is None else self.replicas.steps,
+            seats,
+            report,
+            workers.send,
+            self.streaming,
+        )
+
+    def _makes(self, shard: Shard) -> None:
+        """This host makes that range of each version."""
+        self.ranges = self.summands.server = ShardServer(
+            shard,
+            self.shelf,
+            self._plan,
+            self.store,
+            self._carrier,
+            self._report,
+            self.attachments,
+            head=self._head,
+            away=self.versions.away,
+            own=self._own,
+            idle_cores=self._idle_cores,
+            buffers_of=None if self._authority is None else self._authority.buffers_of,
+        )
+        self.versions.maker = self.ranges.maker
 
     @property
     def offer(self) -> messages.worker.Offered:
@@ -167,8 +232,8 @@ class Host:
             case host_messages.Train():
                 self._train_all(message)
             case host_messages.HostLost(host=host, why=why):
-                if self._carrier.has_met(host):
-                    self._carrier.ended(host, why)
+                if self._carries.has_met(host):
+                    self._carries.ended(host, why)
             case host_messages.AttachmentFetched(attached=name):
                 self.attachments.host_has(self._head, name)
             case host_messages.StartWorker(worker=worker):
@@ -177,7 +242,7 @@ class Host:
             case host_messages.EndWorker(worker=worker, why=why):
                 self._end(worker, why)
             case host_messages.Wake():
-                self._store.wake()
+                self.store.wake()
             case _:
                 self._in_turn(partial(self._obey, message))
 
@@ -200,9 +265,9 @@ class Host:
                 self._show(worker, version, hold)
             case host_messages.SumUp(number=number, terms=fields, look=look):
                 terms = [(Update(worker, step), weight) for worker, step, weight in fields]
-                self._reducer.sum_up(Sum(number), terms, look=look)
+                self.reducer.sum_up(Sum(number), terms, look=look)
             case host_messages.DropSum(number=number):
-                self._reducer.drop(Sum(number))
+                self.reducer.drop(Sum(number))
             case host_messages.Shards(shards=shards, left=left):
                 self._recut(shards, left)
             case host_messages.Adopt(worker=worker):
@@ -212,7 +277,7 @@ class Host:
             case host_messages.AdmitWorker():
                 self._admit(message)
             case host_messages.JoinWorker(worker=worker):
-                self._seats[worker].trains = self._seats[worker].trained = self._seats[worker].here
+                self.seats[worker].trains = self.seats[worker].trained = self.seats[worker].here
             case host_messages.WorkerGone(worker=worker, died=died, unapplied=unapplied):
                 self._left(worker, died, unapplied)
             case host_messages.ForgetWorker(worker=worker):
@@ -220,10 +285,10 @@ class Host:
             case _ if isinstance(message, host_messages.OfRange):
                 self._about_range(message)
             case _ if isinstance(message, host_messages.OfReplicas):
-                assert self._replicas is not None
+                assert self.replicas is not None
                 if isinstance(message, host_messages.TakeStep) and message.change is None:
                     self.pushes.dropped(message.worker, message.step)
-                self._replicas.carry_out(message)
+                self.replicas.carry_out(message)
 
     def _train_all(self, order: host_messages.Train) -> None:
         """Fetch what training begins with, and let these workers train. What else comes until then waits."""
@@ -234,22 +299,9 @@ class Host:
         self._later = []
         self.versions.newest = order.version
         self.versions.shards, own = shards, next((one for one in shards if one.host == self._name), None)
-        self._adds_up, self._store.name = order.sums, SUMS if own is None else STORE
+        self.adds_up, self.store.name = order.sums, SUMS if own is None else STORE
         if own is not None:
-            self._ranges = ShardServer(
-                own,
-                self.shelf,
-                self._plan,
-                self._store,
-                self._carrier,
-                self._of_range,
-                self.attachments,
-                head=self._head,
-                away=self.versions.away,
-                own=self._seats,
-                idle_cores=lambda: idle_cores(self._seats.values(), self._threads),
-            )
-            self.versions.maker, self._summands.server = self._ranges.maker, self._ranges
+            self._makes(own)
         elif not order.sums:
             self._fetch_beginning(order)
             return
@@ -267,21 +319,21 @@ class Host:
 
         # what the worker begins with is the region's first version only until the head's is fetched
         self._begins = begins
-        self._store.fork(forkers, self.memory.region, self._plan.fork(steps, begin, end))
+        self.store.fork(forkers, self.memory.region, self._plan.fork(steps, begin, end))
 
     def _fetch_beginning(self, order: host_messages.Train) -> None:
         workers, version = order.workers, order.version
-        state = order.state if self._ranges is not None else None
+        state = order.state if self.ranges is not None else None
         items = self.attachments.comes_to(FIXED, self._head, self.memory.fixed)
         begins_here = bool(workers) or self._stand_in is not None
-        if self._replicas is not None and any(goes_on is not None for goes_on in workers.values()):
+        if self.replicas is not None and any(goes_on is not None for goes_on in workers.values()):
             begins_here = False  # each has a replica of its own
         if begins_here:  # else one comes while others train, and fetches the newest
             self.shelf.claim(BEGINNING, Version(version))
             items.append(Version(version))
         for worker, goes_on in workers.items():
-            if goes_on is not None and self._replicas is not None:
-                items.append(self._replicas.comes_from(self._head, worker))
+            if goes_on is not None and self.replicas is not None:
+                items.append(self.replicas.comes_from(self._head, worker))
             if goes_on is not None and goes_on.buffers is not None:
                 buffers = Blob(goes_on.buffers.name)
                 items += self.attachments.comes_to(buffers, self._head, self.memory.buffers(worker))
@@ -292,12 +344,12 @@ class Host:
 
         def there() -> None:
             assert not begins_here or self.shelf.place(Version(version)) == 0  # where all have mapped it
-            if self._ranges is not None:
+            if self.ranges is not None:
                 self.versions.is_whole(Version(version))
                 with self._came(state) as file:
-                    self._ranges.begins(version, file)
-            if self._replicas is not None and begins_here:
-                self._replicas.begin(workers, Version(version))
+                    self.ranges.begins(version, file)
+            if self.replicas is not None and begins_here:
+                self.replicas.begin(workers, Version(version))
                 self.shelf.release(BEGINNING)
             for worker, goes_on in workers.items():
                 self._train(worker, goes_on)
@@ -314,10 +366,10 @@ class Host:
             case StartPull():
                 self.pulls.carry_out(order)
             case StartPush():
-                if self._seats[order.worker].trains:
+                if self.seats[order.worker].trains:
                     self.pushes.carry_out(order)
             case ApplyUpdate():
-                own = [(worker, step) for worker, step, _ in order.contributions if worker in self._seats]
+                own = [(worker, step) for worker, step, _ in order.contributions if worker in self.seats]
                 self._contributed[order.version] = own
                 for worker, step in own:
                     self.pushes.ordered(worker, step, order.version)
@@ -328,24 +380,24 @@ class Host:
 
     def _about_range(self, order: host_messages.OfRange) -> None:
         """Carry out an order about this host's range."""
-        assert self._ranges is not None
+        assert self.ranges is not None
         match order:
             case host_messages.ExpectUpdate(worker=worker, step=step):
-                self._ranges.expect(Update(worker, step))
+                self.ranges.expect(Update(worker, step))
             case host_messages.Bring(item=item, host=host):
-                self._ranges.bring(summand_of(item), host)
+                self.ranges.bring(summand_of(item), host)
             case host_messages.Drop(item=item):
-                self._ranges.drop(summand_of(item))
+                self.ranges.drop(summand_of(item))
             case host_messages.MakeRange(terms=terms):
-                self._ranges.make(order, [(summand_of(fields), weight) for fields, weight in terms])
+                self.ranges.make(order, [(summand_of(fields), weight) for fields, weight in terms])
             case host_messages.AllNorms(norms=norms):
-                self._ranges.make_with(norms)
+                self.ranges.make_with(norms)
             case host_messages.FreeVersion(version=version):
-                self._ranges.free(version)
+                self.ranges.free(version)
             case host_messages.PackState(number=number):
-                self._ranges.pack_state(number)
+                self.ranges.pack_state(number)
             case host_messages.TakeRange():
-                self._ranges.take(order)
+                self.ranges.take(order)
 
     def _made(self, version: int) -> None:
         """The store has made that version, and all before it."""
@@ -358,8 +410,8 @@ class Host:
     def _recut(self, shards: Sequence[Shard], left: str) -> None:
         """These make all versions from now on, and that host leaves. What is on its way is asked for anew."""
         self.versions.shards = shards
-        self._carrier.again(lambda item: isinstance(item, Version))
-        self._carrier.ended(left, "it has left in good order")
+        self._carries.again(lambda item: isinstance(item, Version))
+        self._carries.ended(left, "it has left in good order")
 
     def _show(self, worker: int, version: int, hold: bool) -> None:
         """That version is the newest: show it to the worker, which has asked for that."""
@@ -379,12 +431,12 @@ class Host:
         if attached is None:
             self._send(worker, message)
             return
-        seat = self._seats[worker]
+        seat = self.seats[worker]
 
         def waited() -> bool:
             """Whether the process that has waited is there: one that has begun meanwhile was told nothing."""
             self._report(host_messages.AttachmentFetched(attached.name))
-            return self._seats[worker] is seat
+            return self.seats[worker] is seat
 
         def there(file: int) -> None:
             if waited():
@@ -398,7 +450,7 @@ class Host:
 
     def _start(self, worker: int) -> None:
         """Begin a new process as this worker, unless it was ended before its turn came."""
-        self._seats[worker] = WorkerState(worker)
+        self.seats[worker] = WorkerState(worker)
         self._prepared.discard(worker)
         self.pushes.returns(worker)
         if worker not in self._to_start:
@@ -426,10 +478,10 @@ class Host:
         newest = Version(self.versions.newest)
 
         def there(shown: int) -> None:
-            self._send_begin(worker, self._plan.admit(self._spec, shown, epoch, at, tells=self._tells), ())
+            self._send_begin(worker, self._plan.admit(self._spec, shown, epoch, at, tells=self.tells), ())
 
-        if self._replicas is not None:
-            there(self._replicas.shows(worker, None if order.item is None else item_of(order.item)))
+        if self.replicas is not None:
+            there(self.replicas.shows(worker, None if order.item is None else item_of(order.item)))
             return
         self.shelf.claim(step_of(worker), newest)
         self._bring(worker, newest, lambda: there(self.shelf.place(newest)))
@@ -447,13 +499,13 @@ class Host:
             return
 
         def there() -> None:
-            if self._replicas is not None:
-                self._replicas.adopted(worker, order.changes)
+            if self.replicas is not None:
+                self.replicas.adopted(worker, order.changes)
             else:
                 self.shelf.replace(Version(0), Beginning(worker))
-            if self._ranges is not None:
+            if self.ranges is not None:
                 with self._came(state) as file:
-                    self._ranges.adopted(file)
+                    self.ranges.adopted(file)
             self.shelf.release(written_by(worker))
             self._go_on()
 
@@ -470,63 +522,75 @@ class Host:
 
     def _left(self, worker: int, died: bool, unapplied: Sequence[int]) -> None:
         """The worker takes no part any more. `unapplied`: see `contract.Updates`."""
-        seat = self._seats[worker]
+        seat = self.seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
         self._prepared.discard(worker)
         self.pulls.left(worker)
         self.pushes.left(worker, unapplied)
-        if self._replicas is not None:
-            self._replicas.steps.left(worker)
+        if self.replicas is not None:
+            self.replicas.steps.left(worker)
         self.releases.left(worker)
 
     def _forget(self, worker: int) -> None:
         """All know that the worker's process has ended: nothing is kept for it any more."""
-        self._seats[worker].here = False
-        self._carrier.cancel(_shown_to(worker))
+        self.seats[worker].here = False
+        if self._carrier is not None:
+            self._carrier.cancel(_shown_to(worker))
         self.pushes.gone(worker)
-        if self._replicas is not None:
-            self._replicas.steps.gone(worker)
+        if self.replicas is not None:
+            self.replicas.steps.gone(worker)
         self.releases.gone(worker)
         self.shelf.release(written_by(worker))
 
     def close(self) -> None:
         """All workers have been told to end."""
-        self._store.close()
-
-    def _of_range(self, event: host_messages.OfShard) -> None:
-        if isinstance(event, host_messages.RangeMade) and len(self.versions.shards) == 1:
-            self.versions.is_whole(Version(event.made.version))
-        self._report(event)
+        self.store.close()
 
     # --- items --------------------------------------------------------------------------------------
 
     def _has_fetched(self, fetch: FetchTimes) -> None:
-        if self._ranges is not None and (item := fetch.summand) is not None and self._ranges.had(item):
+        if self.ranges is not None and (item := fetch.summand) is not None and self.ranges.had(item):
             fetch = fetch.moved()
-        self._report(host_messages.Fetched.of(fetch))
+        self._report(fetch)
 
     def _emptied(self, place: int) -> None:
         """Nothing lies in that place any more."""
-        if self._replicas is not None:
-            self._replicas.emptied(place)
+        if self.replicas is not None:
+            self.replicas.emptied(place)
+
+    @property
+    def _carries(self) -> TransferManager:
+        assert self._carrier is not None  # else there is no other host
+        return self._carrier
+
+    def there_is_more(self, item: Item) -> None:
+        """More of the item is here. Other hosts may have asked for it."""
+        if self._carrier is not None:
+            self._carrier.made(item)
 
     def _place_is_free(self) -> None:
         """What has waited for a place goes on."""
-        self._reducer.go_on()
-        if self._ranges is not None:
-            self._ranges.maker.go_on()
+        if self._authority is not None:
+            self._authority.place_is_free()
+        self.reducer.go_on()
+        if self.ranges is not None:
+            self.ranges.maker.go_on()
 
     def _freed(self, item: Item) -> None:
         """Nobody claims it any more, and its place is free."""
         self.versions.freed(item)
-        if self._ranges is not None:
-            self._ranges.maker.go_on()
+        if self._authority is not None and isinstance(item, Version):
+            self._authority.version_freed(item.version)
+        elif self.ranges is not None:
+            self.ranges.maker.go_on()
 
     @property
-    def _tells(self) -> bool:
+    def tells(self) -> bool:
         """Whether other hosts are brought what there is of updates that workers here compute."""
-        makes_all = [one.host for one in self.versions.shards] == [self._name]
-        return self._spec.brings_early and not makes_all and not self._adds_up
+        return self._spec.brings_early and not self.versions.makes_all and not self.adds_up
+
+    def _idle_cores(self) -> int:
+        return idle_cores((self.seats[worker] for worker in self._workers.numbers), self._threads)
 
     def _bring(self, worker: int, version: Version, there: Callable[[], None]) -> None:
         """Bring the version outside of any step, until the worker's process ends. Whoever needs it has claimed it."""
@@ -535,7 +599,7 @@ class Host:
             self._lacks(worker, f"{version} can't come: {why}")
 
         if self.versions.away(version):
-            self._carrier.fetch(version, _shown_to(worker), there, lost)
+            self._carries.fetch(version, _shown_to(worker), there, lost)
         else:
             there()
 
@@ -562,25 +626,48 @@ class Host:
 
     def store_ready(self, beginning: str) -> None:
         """See `StoreOwner`."""
+        if self._authority is not None:
+            self._authority.store_reports.store_ready(beginning)
         self._begin_once()
 
     def store_not_forked(self) -> None:
         """See `StoreOwner`."""
-        self._store.lose(f"no process of its script is left there to start {self._store.name}")
+        if self._authority is not None:
+            self._authority.store_reports.store_not_forked()
+        else:
+            self.store.lose(f"no process of its script is left there to start {self.store.name}")
 
     def store_said(self, message: messages.Message, descriptors: list[int]) -> bool:
         """See `StoreOwner`."""
-        if isinstance(message, messages.store.Summing | messages.store.Summed):
-            return self._reducer.heard(message)
-        return self._ranges is not None and self._ranges.hear(message, descriptors)
+        match message:
+            case messages.store.Summing() | messages.store.Summed():
+                return self.reducer.heard(message)
+            case messages.store.Making() | messages.store.Norms() | messages.store.Committed():
+                return self._said_of_versions(message)
+            case messages.store.ShareReady():
+                return self.ranges is not None and self.ranges.hear(message, descriptors)
+        return self._authority is not None and self._authority.store_reports.store_said(message, descriptors)
+
+    def _said_of_versions(
+        self, message: messages.store.Making | messages.store.Norms | messages.store.Committed
+    ) -> bool:
+        try:
+            asked = self.ranges is not None and self.ranges.hear(message, ())
+        except MessageUnreadable:  # the head was not to hear of that
+            return False
+        if asked and self.streaming is not None and isinstance(message, messages.store.Making):
+            self.streaming.made(message.version, message.begin, message.end)
+        return asked
 
     def store_lost(self, why: str) -> None:
         """See `StoreOwner`. Without sums the run goes on. Without a range it fails, and its workers are ended then."""
-        self._reducer.lost()
-        if self._ranges is None:
+        self.reducer.lost()
+        if self._authority is not None:
+            self._authority.store_reports.store_lost(why)
+        elif self.ranges is None:
             self._report(host_messages.SumsLost(why))
         else:
-            self._ranges.lost(why)
+            self.ranges.lost(why)
         self._begin_once()
 
     def _begin_once(self) -> None:
@@ -589,7 +676,9 @@ class Host:
             begins()
 
     def _not_finite(self, parameter: str, worker: int | None) -> None:
-        if worker is not None:
+        if self._authority is not None:
+            self._authority.not_finite(parameter, worker)
+        elif worker is not None:
             self._report(host_messages.SumNotFinite(parameter, worker))
 
     # --- what workers say ---------------------------------------------------------------------------
@@ -599,31 +688,31 @@ class Host:
         if goes_on is not None and goes_on.buffers is not None:
             self._report(host_messages.AttachmentFetched(goes_on.buffers.name))
         with self._came(None if goes_on is None else goes_on.kept) as kept:
-            seat = self._seats[worker]
+            seat = self.seats[worker]
             if not seat.here:
                 return
             seat.trains = seat.trained = True
-            begin = self._plan.begin(self._spec, tells=self._tells)
+            begin = self._plan.begin(self._spec, tells=self.tells)
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
-                if self._replicas is not None:
-                    begin.place = area = self._replicas.area(worker)
+                if self.replicas is not None:
+                    begin.place = area = self.replicas.area(worker)
                 begin.resumed = messages.worker.ResumePoint(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
             self._send_begin(worker, begin, () if kept is None else (kept,))
 
     def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
-        seat = self._seats[worker]
+        seat = self.seats[worker]
         match message:
             case messages.worker.Accumulated(step=step, begin=begin, end=end):
-                self._computing.told(worker, step, begin, end)
-                self._carrier.made(Update(worker, step))
+                self.computing.told(worker, step, begin, end)
+                self.there_is_more(Update(worker, step))
                 return  # it concerns nobody else
             case messages.worker.StepFinished(step=step):  # its version stays: it may be released on that once more
                 seat.step = None  # and its update, if the head asks for that before the worker leaves
-                self._computing.finished(worker, step)
-                self._carrier.made(Update(worker, step))
-            case messages.worker.Stepped(step=step) if self._replicas is not None:
-                self._replicas.steps.stepped(worker, step)
+                self.computing.finished(worker, step)
+                self.there_is_more(Update(worker, step))
+            case messages.worker.Stepped(step=step) if self.replicas is not None:
+                self.replicas.steps.stepped(worker, step)
             case messages.worker.Declined():
                 if seat.step is not None:
                     self.pushes.dropped(worker, seat.step)
@@ -634,8 +723,8 @@ class Host:
                 self.memory.offered(message)
                 seat.accelerator = bool(message.device)
                 self._prepared.add(worker)
-            case messages.worker.StoreNotForked(error=error) if worker == self._store.forker and self._ranges is None:
-                self._store.lose(f"{SUMS} can't be started: {error}")
+            case messages.worker.StoreNotForked(error=error) if worker == self.store.forker and self.ranges is None:
+                self.store.lose(f"{SUMS} can't be started: {error}")
                 return  # nothing but sums is lost
             case messages.worker.SnapshotTaken():
                 self.releases.looked(worker)
@@ -645,7 +734,7 @@ class Host:
             os.close(descriptor)
 
     def _send_begin(self, worker: int, begin: messages.worker.Begin, files: tuple[int, ...]) -> None:
-        ends = [] if self._replicas is None else [self._replicas.averaging.connect(worker)]
+        ends = [] if self.replicas is None else [self.replicas.averaging.connect(worker)]
         descriptors = (self.memory.region.descriptor, *(end.fileno() for end in ends), *files)
         self._workers.send(worker, begin, descriptors)
         for end in ends:
@@ -653,20 +742,20 @@ class Host:
 
     def _send(self, worker: int, message: messages.Message, files: tuple[int, ...] = ()) -> None:
         """Tell the worker. If it takes part with a replica of its own, it does once that is here."""
-        if self._replicas is None or not isinstance(message, messages.worker.TakeUp):
+        if self.replicas is None or not isinstance(message, messages.worker.TakeUp):
             self._workers.send(worker, message, files)
             return
-        message.area = self._replicas.area(worker)
+        message.area = self.replicas.area(worker)
         # what comes along is packed by a worker whose replica is here by then, or is put into its place by this one
-        self._replicas.when_there(worker, partial(self._workers.send, worker, message, files))
+        self.replicas.when_there(worker, partial(self._workers.send, worker, message, files))
 
     def attach(self, worker: int, span: Span) -> Attached:
         """Have these bytes come along with what that worker says."""
         return self.attachments.attach(span, self._head, f"by worker {worker}: ")
 
     def _gone(self, worker: int, status: int) -> None:
-        self._seats[worker].here = False
+        self.seats[worker].here = False
         self._prepared.discard(worker)
-        if self._replicas is not None:
-            self._replicas.averaging.gone(worker)
+        if self.replicas is not None:
+            self.replicas.averaging.gone(worker)
         self._report(WorkerEnded(worker, status))

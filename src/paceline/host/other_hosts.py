@@ -6,10 +6,10 @@ import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from paceline.core.facts import Fact, WorkerResumed
-from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
+from paceline.core.items import Replica, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard
@@ -22,13 +22,11 @@ from paceline.host.events import (
     StandInsCame,
     WorkerEnded,
 )
-from paceline.host.item_table import ItemKind, ItemTable
+from paceline.host.item_table import ItemTable
 from paceline.host.remote_host import HostDirectory, RemoteHost, RemoteWorker
 from paceline.host.reports.remote import KEPT, RemoteReports
 from paceline.host.shards.migration import Moves
-from paceline.host.shards.summands import Summands, UpdateBuffers
 from paceline.ipc import messages
-from paceline.records.times import FetchTimes
 from paceline.transfer.item_names import ADOPTED, FIXED, fields_of
 
 if TYPE_CHECKING:
@@ -67,24 +65,12 @@ class OtherHosts:
         self.moves = Moves(cluster, cluster.arrivals, carrier, directory, on_moved=self._recut)
         """Moves ranges of versions between hosts, if several make some."""
 
-        summands = Summands(
-            cluster.shelf, cluster.memory, cluster.reducer, cluster.computing, cluster.workers, self.host_of
-        )
-        summands.server = cluster.shard_server
-        kinds: dict[type[Item], ItemKind[Any]] = {
-            Version: cluster.versions,
-            Beginning: cluster.versions,
-            Update: summands,
-            Sum: summands,
-            Buffers: UpdateBuffers(cluster.shelf, cluster.memory, self.host_of),
-            Blob: self.attachments,
-        }
-        if cluster.owns_replicas:
-            here = cluster.replicas_here
-            kinds |= {Replica: here, Mean: here.averaging, Partial: here.averaging}
-        self.items = ItemTable(cluster.shelf, kinds, self._fetched_here, self._place_is_free)
-
     # --- what they are told: see `Cluster` ----------------------------------------------------------
+
+    @property
+    def items(self) -> ItemTable:
+        """Those of the head's own host."""
+        return self._cluster.here.items
 
     @property
     def came_to_prepare(self) -> set[str]:
@@ -369,18 +355,6 @@ class OtherHosts:
             other.made(version)
         else:
             self._awaited.setdefault(version, {})[other.name] = other
-
-    def _fetched_here(self, fetch: FetchTimes) -> None:
-        """This host has fetched that."""
-        fetch = fetch.ending(self._now())
-        if (item := fetch.summand) is not None and self._cluster.shard_server.had(item):
-            fetch = fetch.moved()
-        self._report(fetch)
-
-    def _place_is_free(self) -> None:
-        """What has waited for a place goes on."""
-        self._cluster.commits.go_on()
-        self._cluster.reducer.go_on()
 
     def hands(self, worker: int, message: messages.Message, file: int | None) -> None:
         """Tell a worker of another host that, with a file if there is one."""

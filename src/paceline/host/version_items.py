@@ -100,6 +100,11 @@ class Versions(Placed[Version | Beginning]):
         """No version is made any more."""
         self._waiting.clear()
 
+    @property
+    def makes_all(self) -> bool:
+        """Whether this host makes all of each version."""
+        return self._head == self._name if not self.shards else all(one.host == self._name for one in self.shards)
+
     def is_whole(self, version: Version) -> None:
         """All ranges of that version are here."""
         self._whole.add(version)
@@ -113,7 +118,7 @@ class Versions(Placed[Version | Beginning]):
         if not isinstance(item, Version):
             return False
         if self.maker is not None:
-            return item not in self._whole and any(one.host != self._name for one in self.shards)
+            return item not in self._whole and not self.makes_all
         return not self._shelf.has(item) or item in self._shelf.claimed(_arriving(item))
 
     # --- what training begins with ------------------------------------------------------------------

@@ -147,18 +147,18 @@ def has_begun(agent: Any) -> bool:
 
 def newest_range(agent: Any) -> Any:
     """Who claims the newest version's range there. None: it makes no range."""
-    ranges = agent._host._ranges
+    ranges = agent._host.ranges
     return None if ranges is None else _kept(ranges.maker.newest)
 
 
 def has_replicas(agent: Any) -> bool:
     """Whether its workers own replicas."""
-    return agent._host._replicas is not None
+    return agent._host.replicas is not None
 
 
 def averages_at(agent: Any) -> Any:
     """The averages that it is at work on."""
-    return agent._host._replicas.averaging._works
+    return agent._host.replicas.averaging._works
 
 
 # --- what stands in the place of something ----------------------------------------------------------

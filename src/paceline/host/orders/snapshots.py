@@ -38,7 +38,7 @@ class HostSnapshots:
         commits: CommitQueue,
         table: ReplicaTable,
         transfers: ReplicaTransfers,
-        replicas_here: HostReplicas,
+        replicas_here: HostReplicas | None,
         shares: Shares,
         report: Report,
         seats: Mapping[int, WorkerState],
@@ -161,8 +161,10 @@ class HostSnapshots:
             self._table.begin(workers)
             for worker in workers:
                 if self._seats[worker].elsewhere:
+                    assert self._replicas_here is not None
                     self._replicas_here.read_for(worker)
                 else:
+                    assert self._replicas_here is not None
                     self._replicas_here.steps.room(worker, 0)
             self._shelf.release(NEWEST)
         areas = [(worker, self._area(worker)) for worker in workers]

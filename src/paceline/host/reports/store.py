@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import MessageUnreadable
 from paceline.host.events import Impossible, Prepared, ProcessLost, Report, VersionWritten
 from paceline.ipc import messages
 
@@ -40,16 +39,6 @@ class StoreReports:
     def store_said(self, message: Any, descriptors: list[int]) -> bool:
         """See `StoreOwner`."""
         match message:
-            case messages.store.Making() | messages.store.Norms() | messages.store.Committed():
-                try:
-                    asked = self._cluster.shard_server.hear(message, descriptors)
-                except MessageUnreadable:
-                    return False
-                if asked and isinstance(message, messages.store.Making):
-                    self._cluster.streaming.made(message.version, message.begin, message.end)
-                return asked
-            case messages.store.Summing() | messages.store.Summed():
-                return self._cluster.reducer.heard(message)
             case messages.store.VersionRecorded(version=version, sha256=sha256):
                 return self._written(version, sha256, None)
             case messages.store.MeanRecorded(version=version, sha256=sha256, distance=distance):

@@ -102,8 +102,8 @@ class WorkerReports:
             return
         match message:
             case messages.worker.Accumulated(step=step, begin=begin, end=end):
-                self._cluster.computing.told(seat.worker, step, begin, end)
-                self._cluster.there_is_more(Update(seat.worker, step))
+                self._cluster.here.computing.told(seat.worker, step, begin, end)
+                self._cluster.here.there_is_more(Update(seat.worker, step))
             case messages.worker.Withdrawn(step=step):
                 if self._cluster.early is not None:
                     self._cluster.early.withdrawn(seat.worker, step)
@@ -111,8 +111,8 @@ class WorkerReports:
     def _computed(self, seat: WorkerState, step: int, edits: Sequence[StateEdit]) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""
         if self._cluster.carrier is not None and not seat.elsewhere:
-            self._cluster.computing.finished(seat.worker, step)
-            self._cluster.there_is_more(Update(seat.worker, step))
+            self._cluster.here.computing.finished(seat.worker, step)
+            self._cluster.here.there_is_more(Update(seat.worker, step))
         self._cluster.releases.computed(seat.worker)
         self._cluster.replicas.computed(seat.worker, step)
         if seat.trains and not self._cluster.replicas.owned_by(seat.worker):
@@ -128,7 +128,8 @@ class WorkerReports:
         """
         self._cluster.store.adopt(descriptors)
         changes = {own: self._cluster.replicas.becomes(own) for own in self._cluster.replicas.workers}
-        self._cluster.replicas_here.adopted(worker, changes)
+        if changes:
+            self._cluster.replicas_here.adopted(worker, changes)
         self._cluster.averages.void()
         if changes:
             self._cluster.joins.keep_beginning(Beginning(worker))
