@@ -90,7 +90,7 @@ def test_the_versions_of_python_that_are_claimed_are_those_that_the_workflow_tes
 
 
 def test_what_is_cited_and_packaged_has_this_version_and_the_documentation_s_address() -> None:
-    (home,) = re.findall(r"^repo_url: (\S+)", (ROOT / "mkdocs.yml").read_text(), re.M)
+    (home,) = re.findall(r"^  repository: &repository (\S+)", (ROOT / "mkdocs.yml").read_text(), re.M)
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
     cited = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {__version__}\n" in cited
