@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "transfer": {"core", "ipc", "net", "records", "scenario", "host"},
     "host": {"core", "ipc", "net", "records", "scenario", "training", "transfer", "files", "terminal"},
     "job": {"core", "ipc", "net", "protocols", "records", "scenario", "host"},
-    "launch": {"core", "ipc", "net", "scenario", "files"},
+    "launch": {"core", "ipc", "net", "scenario", "files", "terminal"},
     "worker_process": {
         *("core", "ipc", "net", "scenario", "store", "training", "host", "job", "launch", "files"),
     },
@@ -38,14 +38,15 @@ MAY_IMPORT = {
     },
     "runs": {
         *("core", "ipc", "net", "protocols", "records", "scenario", "sim", "training", "transfer", "host", "job"),
-        *("launch", "worker_process", "coordinator", "files"),
+        *("launch", "worker_process", "coordinator", "files", "terminal"),
     },
     "cli": {
         *("core", "ipc", "net", "protocols", "records", "scenario", "sim", "host", "job", "launch"),
         *("worker_process", "coordinator", "runs", "files", "terminal"),
     },
     "notebook": {
-        *("core", "ipc", "protocols", "records", "scenario", "training", "host", "runs", "cli", "files", "__main__"),
+        *("core", "ipc", "protocols", "records", "scenario", "training", "host", "launch", "runs", "cli", "files"),
+        "__main__",
     },
 }
 """Folder to the other folders that it may import (and, always, itself, `errors` and `version`).

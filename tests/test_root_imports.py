@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "errors": set(),
     "version": set(),
     "files": {"core"},
-    "terminal": set(),
+    "terminal": {"core"},
     "api": {"core", "errors", "protocols", "records", "scenario", "sim"},
     "__init__": {"errors", "version", "training", "api", "notebook"},
     "__main__": {"cli", "host"},

@@ -1,4 +1,4 @@
-"""The exceptions that Paceline raises on purpose.
+"""The exceptions that Paceline raises on purpose, and the exit codes of all commands.
 
     PacelineError
     ├── ConfigError          a value that the user gave is not allowed (exit 2)
@@ -12,6 +12,15 @@
 """
 
 from __future__ import annotations
+
+USAGE = 2
+"""A value was refused."""
+FAILED = 3
+"""The run failed, or what was checked is not as it should be."""
+DIVERGED = 4
+INTERRUPTED = 130
+EXIT_CODES = {"completed": 0, "failed": FAILED, "diverged": DIVERGED, "interrupted": INTERRUPTED}
+"""By how a run ended."""
 
 
 class PacelineError(Exception):

@@ -1,10 +1,18 @@
-"""Checks of the streams that people look at: whether lines can be redrawn, and whether anyone reads them."""
+"""The streams that people look at: lines of ours, whether lines can be redrawn, and whether anyone reads them."""
 
 from __future__ import annotations
 
 import os
 import select
+import sys
 from typing import TextIO
+
+from paceline.core.phrases import printable
+
+
+def say(line: object) -> None:
+    """Print this line on standard error, as Paceline's. What no terminal shows is escaped: some lines quote others."""
+    print(f"paceline: {printable(str(line))}", file=sys.stderr, flush=True)
 
 
 def redraws(*streams: TextIO) -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.check import WRONG
 from paceline.cli.main import main
+from paceline.errors import FAILED
 from paceline.protocols import registry
 from paceline.records import violations
 from support.launch import Launch
@@ -177,5 +177,5 @@ def test_a_look_that_was_none_is_found(launch: Launch, tmp_path: Path, capsys: p
         forged = shutil.copytree(folder, tmp_path / f"forged-{number}")
         with closing(sqlite3.connect(forged / "ledger.sqlite")) as database, database:
             database.execute(change)
-        assert main(["check", str(forged)]) == WRONG, change
+        assert main(["check", str(forged)]) == FAILED, change
         assert rule in capsys.readouterr().out, change

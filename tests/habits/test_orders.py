@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler
 
-from paceline.cli.check import WRONG
 from paceline.cli.main import main
 from paceline.core.leases import Batch
+from paceline.errors import FAILED
 from paceline.protocols import registry
 from paceline.records import violations
 from paceline.training.data import orders as orders_module
@@ -85,7 +85,7 @@ def test_what_an_endless_sampler_gave_is_replayed_to_the_bit_and_a_forged_block_
     capsys.readouterr()
     with closing(sqlite3.connect(ended.folder / "ledger.sqlite")) as database, database:
         database.execute("DELETE FROM epochs WHERE first = 16")
-    assert main(["check", str(ended.folder)]) == WRONG
+    assert main(["check", str(ended.folder)]) == FAILED
     assert violations.BLOCKS in capsys.readouterr().out
 
 

@@ -340,5 +340,5 @@ def test_machines_end_within_the_timeout_if_the_head_loses_power(
     ended(head)
     joiner = ended(other, timeout=20)
     assert joiner.code == 3
-    assert "this host takes no part any more: " in joiner.err
+    assert "this host is out of the run: " in joiner.err
     assert "Traceback" not in joiner.err

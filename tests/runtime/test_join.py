@@ -260,7 +260,7 @@ def test_ctrl_c_at_the_head_ends_all_and_the_joiner_says_so(launch: Launch) -> N
     assert head.ended().code == 130
     joiner = ended(other)
     assert joiner.code == 130
-    assert "interrupted; this host takes no part any more" in joiner.err
+    assert "interrupted; this host has left the run" in joiner.err
 
 
 def test_a_joiner_whose_head_is_killed_ends_and_says_so(launch: Launch) -> None:
@@ -272,7 +272,7 @@ def test_a_joiner_whose_head_is_killed_ends_and_says_so(launch: Launch) -> None:
     joiner = ended(other)
     assert joiner.code == 3
     assert "this host is lost, and comes again: no beat of this host was acknowledged in time" in joiner.err
-    assert "this host takes no part any more: the head does not answer (tried for 2 s)" in joiner.err
+    assert "this host is out of the run: the head does not answer (tried for 2 s)" in joiner.err
 
 
 def test_a_joiner_ends_with_the_runs_own_exit_code_and_why(launch: Launch) -> None:
@@ -370,7 +370,7 @@ def test_a_host_ends_with_the_process_that_moves_its_data(where: str, launch: La
     joiner, run = ended(other), head.ended()
     why = "the process that moves data between hosts died"
     if where == "joiner":
-        assert f"this host takes no part any more: {why}" in joiner.err
+        assert f"this host is out of the run: {why}" in joiner.err
         assert f"host b is lost: {why}" in run.err
         run.completed()
     else:
@@ -450,7 +450,7 @@ def test_a_network_is_trusted_on_both_sides_or_on_none(trusted: bool, launch: La
     other = ended(joiner)
     assert other.code == 0
     for told in (head.told, other.err):
-        assert ("what hosts say to each other is not encrypted" in told) == trusted
+        assert ("traffic between hosts is not encrypted" in told) == trusted
 
 
 def test_a_host_with_another_token_is_refused_and_the_head_waits_on(
@@ -706,7 +706,7 @@ def test_a_head_that_is_not_there_is_said_with_how_long_it_was_tried(launch: Lau
     address = nobodys()
     run = ended(launch.start_joining(address, "--wait", "0.1"))
     assert run.code == 2
-    assert f"nobody listens at {address} (tried for " in run.err
+    assert f"no run listens at {address} (tried for " in run.err
     assert "--wait" in run.err
 
 

@@ -90,7 +90,7 @@ def test_machines_take_part_with_workers_of_their_own(launch: Launch, server: Ss
 
 def test_a_network_that_is_trusted_is_so_on_both_sides(launch: Launch, server: Sshd) -> None:
     run = launch.run(script(), *on(server, "ssh:a"), "--trusted-network", "--max-steps", "4").completed()
-    assert run.err.count("what hosts say to each other is not encrypted") == 1
+    assert run.err.count("traffic between hosts is not encrypted") == 1
 
 
 def test_a_run_of_one_machine_goes_on_with_others(launch: Launch, server: Sshd) -> None:

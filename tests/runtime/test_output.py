@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli.main import say
 from paceline.display.progress import Screen
 from paceline.display.state import View
 from paceline.host import worker_output
 from paceline.host.worker_output import LONGEST, MOST_WORDS
+from paceline.terminal import say
 from support.events import LONG
 from support.launch import Launch
 from support.outputs import output_to

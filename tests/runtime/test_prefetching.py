@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from paceline.cli.check import WRONG
 from paceline.cli.main import main
+from paceline.errors import FAILED
 from support.launch import Launch
 from support.replays import broken_replay
 from support.suites import each
@@ -84,4 +84,4 @@ def test_a_worker_gets_batches_though_another_one_has_fetched_all_of_the_epoch(
         database,
     ):  # as if a used one had been taken
         database.execute("INSERT INTO leases SELECT worker, NULL, epoch, batch FROM batches LIMIT 1")
-    assert main(["check", str(run.folder)]) == WRONG
+    assert main(["check", str(run.folder)]) == FAILED

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.main import say
 from paceline.core.choice import nearest
 from paceline.errors import ConfigError
 from paceline.files import read_file, read_record
@@ -26,6 +25,7 @@ from paceline.records.segments import choice_of
 from paceline.runs.script import recorded_script
 from paceline.scenario.scenario import Scenario
 from paceline.scenario.scenario_file import from_plain, load
+from paceline.terminal import say
 from paceline.version import __version__
 
 RESUME = "--resume"
@@ -144,7 +144,7 @@ def script_of(config: Mapping[str, Any]) -> Path:
 
 
 def add_yes(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--yes", action="store_true", help="run the script that the run names without asking")
+    command.add_argument("--yes", action="store_true", help="run the recorded script without asking")
 
 
 def say_and_ask(script: Path, arguments: Sequence[str], config: Mapping[str, Any]) -> None:

@@ -7,11 +7,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from paceline.errors import FAILED
 from paceline.runs.check import checked_run
-
-WRONG = 3
-"""Exit code if anything is not as it should be."""
-
 
 HELP = "verify a run's ledger, and report the first inconsistency"
 DESCRIPTION = (
@@ -44,4 +41,4 @@ def call(options: argparse.Namespace) -> int:
             print(f"  ok     {line}")
         if checked.wrong is not None:
             print("  wrong  " + str(checked.wrong).replace("\n", "\n         "))
-    return 0 if checked.ok else WRONG
+    return 0 if checked.ok else FAILED

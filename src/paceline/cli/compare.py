@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import dry_run
-from paceline.cli.columns import as_csv, as_markdown, check_exports, export
-from paceline.cli.main import say
+from paceline.cli.columns import as_csv, check_exports, export
+from paceline.cli.comparison_table import REPORT, markdown, numbers, remarks, rows_of
 from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
@@ -21,25 +21,19 @@ from paceline.cli.values import seconds, whole
 from paceline.core.choice import Choice, brief
 from paceline.core.phrases import count
 from paceline.errors import ConfigError
-from paceline.records.comparison import LEAST
 from paceline.records.summary import Target
 from paceline.runs import baseline
-from paceline.runs.compare import STATE, Plan, begun, carry_out
+from paceline.runs.compare import Plan, begun, carry_out
 from paceline.runs.eta import Eta
 from paceline.runs.folders import new_folder
 from paceline.runs.report import report
 from paceline.runs.run import check_fits, chosen
 from paceline.runs.series import Stopped
 from paceline.scenario.scenario_file import from_plain
-from paceline.terminal import redraws
+from paceline.terminal import redraws, say
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-REPORT = "report.html"
-MEAN = {"": "mean", "_plus_minus": "plus_minus", "_low": "low", "_high": "high"}
-"""The columns of a mean in CSV: the suffix of its name, and the key in `compare.json`."""
-
 
 HELP = "train a script under several protocols, and compare them"
 DESCRIPTION = (
@@ -60,12 +54,12 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--seeds", type=whole("--seeds", 1, 1000), default=1, metavar="K", help="runs of each protocol (default: 1)")
     add("--target", type=Target.parse, metavar="METRIC>=VALUE", help="what to reach (default: the run's end)")
-    until = "end each run when --target is met; recorded versions are then evaluated while it trains"
+    until = "end each run once --target is met; recorded versions are then evaluated during training"
     add("--stop-at-target", action="store_true", help=until)
     rule = "linear: n times the script's rate where a version is the mean of n gradients (default: none)"
     add("--learning-rate-rule", choices=("none", "linear"), default="none", help=rule)
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
-    add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, if prepare is not told")
+    add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, unless the script says how many")
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
     add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end each run after S seconds")
     add("--quiet", action="store_true", help="print the table alone")
@@ -109,7 +103,7 @@ def call(options: argparse.Namespace) -> int:
     else:
         _print(state, typed, folder)
     if options.export_markdown is not None:
-        export("--export-markdown", options.export_markdown, _markdown(state, typed, folder))
+        export("--export-markdown", options.export_markdown, markdown(state, typed, folder))
     if options.export_csv is not None:
         export("--export-csv", options.export_csv, as_csv(*numbers(state, typed)))
     if shown := [folder / run["folder"] for run in state["runs"] if run["protocol"] != baseline.NAME]:
@@ -206,7 +200,7 @@ def _print(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> 
     from rich.console import Console
     from rich.table import Table
 
-    heads, rows = _table(state, typed)
+    heads, rows = rows_of(state, typed)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(heads[0], overflow="fold")
     for head in heads[1:]:
@@ -216,94 +210,5 @@ def _print(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print()
     console.print(table)
-    for line in _remarks(state, typed, folder):
+    for line in remarks(state, typed, folder):
         console.print(line, markup=False, soft_wrap=True)
-
-
-def _table(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings, and a row for each protocol."""
-    settings, rows, metric = state["settings"], state["protocols"], state["metric"]
-    never = len(settings["seeds"]) > 1 and any(row["never"] for row in rows)
-    heads = ["seconds", "speed-up", *(["never"] if never else []), "samples/s", *([metric] if metric else [])]
-    return ["protocol", *heads, "waiting", "stale", "max stale"], [
-        [
-            typed[row["protocol"]],
-            _written(row["seconds"], ".1f"),
-            "-" if row["speed_up"] is None else f"{row['speed_up']:.2f}",
-            *([f"{row['never']} of {row['runs']}"] if never else []),
-            _written(row["samples_per_second"], ".0f"),
-            *([_written(row["final"], ".4g", ".2g")] if metric else []),
-            "-" if row["waiting"] is None else f"{row['waiting']['mean']:.0%}",
-            _written(row["staleness"]["mean"], ".2f"),
-            "-" if row["staleness"]["max"] is None else str(row["staleness"]["max"]),
-        ]
-        for row in rows
-    ]
-
-
-def _markdown(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> str:
-    """Return the table with the remarks below it."""
-    heads, rows = _table(state, typed)
-    return as_markdown(heads, rows, heads[1:]) + "".join(f"\n{line}\n" for line in _remarks(state, typed, folder))
-
-
-def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings, and a row of numbers for each protocol. A missing number is an empty cell.
-
-    A mean has four columns: itself, half its 95 % interval, and the least and the greatest value.
-    """
-    metric = state["metric"]
-    rows: list[dict[str, Any]] = []
-    for row in state["protocols"]:
-        cells = {"protocol": typed[row["protocol"]], **{key: row[key] for key in ("runs", "diverged", "never")}}
-        means = {
-            "seconds": row["seconds"],
-            "samples_per_second": row["samples_per_second"],
-            **({metric: row["final"]} if metric else {}),
-            "waiting": row["waiting"],
-            "stale": row["staleness"]["mean"],
-        }
-        for name, mean in means.items():
-            cells |= {f"{name}{end}": (mean or {}).get(part) for end, part in MEAN.items()}
-        last = {"max_stale": row["staleness"]["max"], "learning_rate_scale": row["learning_rate_scale"]}
-        rows.append({**cells, "speed_up": row["speed_up"], **last})
-    heads = list(rows[0])
-    return heads, [["" if row[head] is None else str(row[head]) for head in heads] for row in rows]
-
-
-def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = None) -> str:
-    """Format a mean with half of its interval. Of two runs, format the range."""
-    if value is None:
-        return "-"
-    half = value["plus_minus"]
-    if half is None and value["runs"] > 1:
-        return f"{value['low']:{form}} to {value['high']:{form}}"
-    return f"{value['mean']:{form}}" + ("" if half is None else f" ± {half:{spread or form}}")
-
-
-def _remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """Yield the remarks below the table."""
-    settings, rows = state["settings"], state["protocols"]
-    if settings["target"]:
-        yield f"seconds: until {settings['target']}; {state['metric']}: of the last version"
-    if 1 < len(settings["seeds"]) < LEAST:
-        yield (
-            f"{count(len(settings['seeds']), 'seed')}: each range is that of its runs, and decides nothing; "
-            f"--seeds {LEAST} or more gives intervals"
-        )
-    elif len(settings["seeds"]) > 1:
-        yield f"± is half of the 95 % interval of the mean over {count(len(settings['seeds']), 'seed')} (Student's t)"
-    scaled = [typed[row["protocol"]] for row in rows if row["learning_rate_scale"] != 1]
-    if scaled:
-        yield (
-            f"learning rates (--learning-rate-rule linear): {settings['workers']} times the script's under "
-            f"{', '.join(scaled)}; the script's own under the others"
-        )
-    else:
-        yield f"learning rates (--learning-rate-rule {settings['learning_rate_rule']}): the script's own"
-    if any(row["protocol"] == baseline.NAME for row in rows):
-        yield f"{baseline.NAME}: plain DistributedDataParallel over gloo, for comparison; {REPORT} does not have it"
-    for row in rows:
-        if row["diverged"]:
-            yield f"{typed[row['protocol']]}: {row['diverged']} of {count(row['runs'], 'run')} diverged"
-    yield f"{folder}: {STATE}, {REPORT}, and a folder for each run"

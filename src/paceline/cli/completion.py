@@ -45,8 +45,8 @@ COMPLETERS = {
 """By the metavar of a flag or an argument."""
 
 
-HELP = "print what a shell needs to complete our words"
-DESCRIPTION = "Print a script by which the shell completes commands, flags, protocols and files."
+HELP = "print a completion script for a shell"
+DESCRIPTION = "Print a script with which the shell completes commands, flags, protocols and files."
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:

@@ -9,19 +9,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.hosts import add_trusted_network
-from paceline.cli.main import say
 from paceline.core.phrases import printable
-from paceline.errors import ConfigError
+from paceline.errors import FAILED, ConfigError
 from paceline.runs import doctor
 from paceline.scenario.quantities import count
+from paceline.terminal import say
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.runs.link import MeasuredLink
-
-FAILED = 3
-"""Exit code if something must be changed."""
-
 
 HELP = "find out whether this machine, or a link between two, has what runs need"
 DESCRIPTION = (

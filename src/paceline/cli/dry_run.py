@@ -12,6 +12,7 @@ from paceline.cli.columns import as_text
 from paceline.core.choice import Choice
 from paceline.core.phrases import count
 from paceline.errors import ConfigError
+from paceline.runs.eta import roughly
 from paceline.runs.predict import predicted, what_is_lacking
 from paceline.scenario.scenario import Scenario
 
@@ -90,7 +91,7 @@ def show(
     if total is None:
         print(f"{count(left, 'run')} to make; how long they take can't be predicted: {lacking}")
     else:
-        print(f"{count(left, 'run')} to make, about {_time(total)} of training; starting and evaluating take longer")
+        print(f"{count(left, 'run')} to make, about {roughly(total)} of training; starting and evaluating take longer")
     for remark in remarks:
         print(remark)
 
@@ -99,10 +100,3 @@ def _told(run: Planned, seconds: float | None) -> str:
     if run.done:
         return "done already"
     return "?" if seconds is None else f"{seconds:.1f}"
-
-
-def _time(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

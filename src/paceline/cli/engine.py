@@ -12,7 +12,6 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from paceline.cli.again import recorded
-from paceline.cli.main import say
 from paceline.cli.values import shortened
 from paceline.core.choice import Choice
 from paceline.errors import ConfigError
@@ -27,6 +26,7 @@ from paceline.runs.addresses import parsed, resolved
 from paceline.runs.resume import LIMITS
 from paceline.runs.run import HowMany
 from paceline.scenario.scenario_file import LONGEST_NAME
+from paceline.terminal import say
 
 TOKEN = {
     TORCHRUN: f"set {FILE_VARIABLE}=token for torchrun on every host",

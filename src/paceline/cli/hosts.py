@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MOST_HOSTS = 64
 RAY = "ray"
 """The value of `--on` for a Ray cluster."""
-NOT_ENCRYPTED = "--trusted-network: what hosts say to each other is not encrypted"
+NOT_ENCRYPTED = "--trusted-network: traffic between hosts is not encrypted"
 """What each side prints if that is given."""
 TIMEOUTS = 1.0, 86_400.0
 """Least and greatest timeout of a host, in seconds. A shorter one would lose a process that waits for a core."""
@@ -46,17 +46,14 @@ TIMEOUTS = 1.0, 86_400.0
 
 def add_to(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    many = (
-        "hosts to emulate on this machine, each with -n workers and a process that speaks for it "
-        "(default: the scenario's, or 1)"
-    )
+    many = "hosts to emulate on this machine, each with -n workers and an agent process (default: the scenario's, or 1)"
     add("--emulate-hosts", type=whole("--emulate-hosts", 1, MOST_HOSTS), metavar="H", help=many)
-    silent = "seconds after which a host that is silent is lost (default: 15)"
-    there = "listen there for other machines, which join this run with paceline join, and wait for them"
+    silent = "seconds of silence after which a host counts as lost (default: 15)"
+    there = "wait at this address for other machines, which join the run with paceline join"
     add("--listen", metavar="ADDR:PORT", help=there)
     together = (
-        "hosts of the run where machines join, this one included; -n is the workers of this one. "
-        "2:8 begins with two, and takes more as they come"
+        "number of hosts, this one included, if machines join; -n is the number of this host's workers. "
+        "2:8 begins with two hosts and accepts up to eight"
     )
     add("--hosts", type=how_many, metavar="H[:MOST]", help=together)
     on = (
@@ -64,24 +61,24 @@ def add_to(command: argparse.ArgumentParser) -> None:
         "Ray cluster, this one included"
     )
     add("--on", metavar="ssh:HOST,…|ray", help=on)
-    cluster = "the Ray cluster that --on ray means (default: RAY_ADDRESS, or the one of this machine)"
+    cluster = "the Ray cluster for --on ray (default: RAY_ADDRESS, or the cluster of this machine)"
     add("--address", metavar="ADDR:PORT", help=cluster)
-    add("--ssh", metavar="COMMAND", help="the ssh that --on calls, with options if you like (default: ssh)")
-    sends = "send that folder, which has SCRIPT, to hosts that join; they need nothing but Paceline then"
+    add("--ssh", metavar="COMMAND", help="the ssh command for --on, with any options (default: ssh)")
+    sends = "send this folder, which contains SCRIPT, to the hosts that join; they then need only Paceline"
     spread = (
         "hosts that each make a part of every version (default: all, and the head alone with --restart, with --hosts "
         "A:B or with links of a scenario)"
     )
     add("--shards-on", metavar="all|head|HOST,…", help=spread)
     add("--send", type=Path, metavar="DIR", help=sends)
-    called = "what this host is called, where others join (default: the machine's name)"
+    called = "this host's name in the run, if machines join (default: the machine's name)"
     add("--name", type=name_of_host, metavar="NAME", help=called)
     add_trusted_network(command)
     add("--host-timeout", type=seconds("--host-timeout", *TIMEOUTS), default=15.0, metavar="T", help=silent)
 
 
 def add_trusted_network(command: argparse.ArgumentParser) -> None:
-    plain = "don't encrypt what hosts say to each other; needed on all hosts or on none"
+    plain = "don't encrypt traffic between hosts; give it on all hosts or on none"
     command.add_argument("--trusted-network", action="store_true", help=plain)
 
 

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable
 
 from paceline.cli.hosts import NOT_ENCRYPTED, add_isa, add_trusted_network, name_of_host
-from paceline.cli.main import FAILED, INTERRUPTED, USAGE, Parser, say
+from paceline.cli.main import Parser
 from paceline.cli.values import LONGEST, seconds, shortened, whole
-from paceline.errors import ConfigError
+from paceline.errors import EXIT_CODES, FAILED, INTERRUPTED, USAGE, ConfigError
 from paceline.host import hash_seed
 from paceline.host.messages import EndRun
 from paceline.host.processor import cap
@@ -17,8 +17,8 @@ from paceline.launch import tied
 from paceline.net.token import Token
 from paceline.runs.addresses import parsed, resolved
 from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, hash_seed_of, join, keys_of
-from paceline.runs.run import CODES
 from paceline.scenario.scenario import MOST_WORKERS
+from paceline.terminal import say
 
 HELP = "take part in another machine's run"
 DESCRIPTION = (
@@ -30,7 +30,7 @@ DESCRIPTION = (
 
 def add_flags(command: Parser) -> None:
     add = command.add_argument
-    called = "what this host is called (default: the machine's name, with -2 or so if another host has it)"
+    called = "this host's name in the run (default: the machine's, with -2 or so if another host has it)"
     here = "workers here (default: 2); with 0 this host only makes a part of every version"
     add("address", metavar="HEAD:PORT", help="where the head listens")
     add("-n", "--workers", type=whole("-n", 0, MOST_WORKERS), default=2, metavar="N", help=here)
@@ -38,7 +38,7 @@ def add_flags(command: Parser) -> None:
     waits = "wait for the head to listen, S seconds at most (default: as long as it takes)"
     add("--wait", nargs="?", type=_wait, const=LONGEST, default=TRIES_FOR, metavar="S", help=waits)
     add_isa(command)
-    hashes = "seed of Python's hashes (default: the run's, which the head says)"
+    hashes = "seed of Python's hashes (default: the run's)"
     add("--hash-seed", type=whole("--hash-seed", 0, hash_seed.SEEDS - 1), metavar="N", help=hashes)
     until = "read the token from the first line of standard input, and leave the run when standard input ends"
     add("--stdin", action="store_true", help=until)
@@ -87,17 +87,17 @@ def code_of(end: EndRun, tell: Callable[[str], None] = say) -> int:
             say(end.error or "the head refuses this host")
             return USAGE
         case "lost":
-            say(f"this host takes no part any more{why}")
+            say(f"this host is out of the run{why}")
             return FAILED
         case "interrupted":  # here, or at the head
-            tell("interrupted; this host takes no part any more")
+            tell("interrupted; this host has left the run")
             return INTERRUPTED
         case "drained":
             tell("this host has left the run in good order, and the run goes on")
             return 0
         case outcome:
             tell(f"the run has ended: {outcome}{why}")
-            return CODES[outcome]
+            return EXIT_CODES[outcome]
 
 
 def _say_nothing(line: str) -> None:

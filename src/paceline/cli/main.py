@@ -14,14 +14,9 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
 
 from paceline.core.choice import declared, nearest
-from paceline.core.phrases import printable
-from paceline.errors import ConfigError, PacelineError
-from paceline.terminal import is_read
+from paceline.errors import FAILED, INTERRUPTED, USAGE, ConfigError, PacelineError
+from paceline.terminal import is_read, say
 from paceline.version import __version__
-
-USAGE, FAILED, INTERRUPTED = 2, 3, 130
-"""Exit codes; a run that ended has those of `runs.run.CODES`."""
-
 
 COMMANDS = (
     "run",
@@ -208,11 +203,6 @@ def _unforeseen(error: Exception) -> str:
     from paceline.files import unforeseen  # its own imports take 20 ms
 
     return unforeseen(error, "command")
-
-
-def say(line: object) -> None:
-    """Print this line on standard error, as Paceline's. What no terminal shows is escaped: some lines quote others."""
-    print(f"paceline: {printable(str(line))}", file=sys.stderr, flush=True)
 
 
 def _say_if_possible(message: object) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.cli.again import add_yes, say_and_ask
 from paceline.cli.values import whole
-from paceline.errors import ConfigError
+from paceline.errors import EXIT_CODES, FAILED, ConfigError
 from paceline.host import hash_seed
 from paceline.host.processor import ISAS, can_cap, cap
 from paceline.protocols import registry
@@ -19,12 +19,7 @@ from paceline.records.replayed import Compared
 from paceline.records.summary import Summary
 from paceline.runs.folders import new_folder
 from paceline.runs.replay import compared_with, differences, last_version, replay, script_of
-from paceline.runs.run import CODES
 from paceline.runs.script import checked_script
-
-DIFFERS = 3
-"""Exit code."""
-
 
 HELP = "run again in the recorded order, to the same bits"
 DESCRIPTION = "Make the run in the folder RUN again, with real processes, in the order that its ledger has."
@@ -83,8 +78,8 @@ def call(options: argparse.Namespace) -> int:
             print(sentence)
         print(f"{folder}: the replay's ledger and versions")
     if compared is None:
-        return CODES[summary["outcome"]]
-    return 0 if compared.same else DIFFERS
+        return EXIT_CODES[summary["outcome"]]
+    return 0 if compared.same else FAILED
 
 
 def _plain(

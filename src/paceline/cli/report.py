@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from paceline.cli.main import say
 from paceline.records.comparison import COMPARISON, runs_of
 from paceline.runs.report import report
+from paceline.terminal import say
 
 PAGE = "report.html"
 

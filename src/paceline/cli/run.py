@@ -9,20 +9,19 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import engine, hosts
 from paceline.cli.again import RESUME, add_yes, recorded, say_and_ask, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
-from paceline.cli.main import Parser, say
+from paceline.cli.main import Parser
 from paceline.cli.values import above, seconds, whole
 from paceline.core.choice import Choice, choose
 from paceline.core.phrases import count
-from paceline.errors import ConfigError
+from paceline.errors import EXIT_CODES, INTERRUPTED, ConfigError
 from paceline.host import devices, hash_seed
 from paceline.host.processor import ISAS, cap
 from paceline.job.settings import Settings
@@ -32,24 +31,24 @@ from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
 from paceline.records.snapshots import Snapshot
 from paceline.records.snapshots import whole as whole_snapshots
-from paceline.records.summary import Target
+from paceline.records.summary import Summary, Target
 from paceline.runs import baseline
 from paceline.runs.addresses import everywhere
 from paceline.runs.folders import checked_folder
 from paceline.runs.resume import LIMITS, check_isa, check_more, check_protocol, check_resumable, check_seed, snapshot_of
 from paceline.runs.run import (
-    CODES,
     STARTS,
     chosen,
     cores,
     crowd,
-    train,
-    train_under_ddp,
 )
 from paceline.runs.script import changes, checked_script
 from paceline.scenario.scenario import MOST_WORKERS, Scenario
 from paceline.scenario.scenario_file import load
-from paceline.terminal import is_read
+from paceline.terminal import is_read, say
+
+if TYPE_CHECKING:
+    from paceline.coordinator.rendezvous import Listen
 
 MOST_THREADS = 1024
 PATIENCE = 1.0
@@ -72,17 +71,17 @@ def add_flags(command: Parser) -> None:
         out="the run's folder (default: runs/PROTOCOL-DATE-TIME)",
         printed="print the summary and the run's folder, and only that, as one JSON object on standard output",
     )
-    add("--target", action="append", default=[], metavar="METRIC>=VALUE", help="note when it is met")
-    until = "end the run once each --target is met; recorded versions are then evaluated as it trains"
+    add("--target", action="append", default=[], metavar="METRIC>=VALUE", help="record when this target is met")
+    until = "end the run once each --target is met; recorded versions are then evaluated during training"
     add("--stop-at-target", action="store_true", help=until)
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
-    add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, if prepare is not told")
+    add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, unless the script says how many")
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
     loss = "what to do when a worker dies; auto stops if its script failed, not if it was killed (default: auto)"
     add("--on-loss", choices=("auto", "continue", "stop"), default="auto", help=loss)
     anew = (
-        "begin a worker again that has died, N times at most, if the run bears its death; else, if a host with a part "
-        "of the store is lost, go on from the newest snapshot once it is back (default: 0)"
+        "restart a worker that died, at most N times, if the run survives its death; after the loss of a host with a "
+        "part of the store, resume from the newest snapshot once the host is back (default: 0)"
     )
     add("--restart", type=whole("--restart", 0), default=0, metavar="N", help=anew)
     diverged = "what to do at NaN or infinity (default: stop)"
@@ -101,13 +100,13 @@ def add_flags(command: Parser) -> None:
     often = "without a terminal, print progress every S seconds (default: 10)"
     add("--progress", type=seconds("--progress"), default=10.0, metavar="S", help=often)
     add("--quiet", action="store_true", help="print the result, and no progress")
-    again = "make that run again with its script, arguments and flags; flags that you give win"
+    again = "repeat that run with its script, arguments and flags; flags given here take precedence"
     add("--config", type=Path, metavar="RUN/config.toml", help=again)
     add_yes(command)
     add_script(command, optional=True)
-    on = "go on with that run from its newest snapshot; flags that you give win, such as more --epochs"
+    on = "resume that run from its newest snapshot; flags given here take precedence, such as more --epochs"
     add("--resume", type=Path, metavar="RUN", help=on)
-    often = "snapshots in each epoch, to go on from; 0: none, not even at the end (default: 1)"
+    often = "snapshots in each epoch, from which to resume; 0: none, not even at the end (default: 1)"
     add("--checkpoint", type=whole("--checkpoint", 0), default=1, metavar="K", help=often)
     drain = "seconds that workers have, after SIGTERM to the run or to their host, to end their step (default: 10)"
     add("--drain", type=seconds("--drain"), default=10.0, metavar="S", help=drain)
@@ -213,7 +212,7 @@ def call(options: argparse.Namespace) -> int:
     if (placed := placement(os.environ)) is not None:
         engine.settle(options, placed)
         if placed.host == 0 and (announcement := engine.begin(options, placed, choice)) is None:
-            return CODES["completed"]
+            return 0
     named = source(options)
     if named is not None and options.scenario is None:
         scenario = recorded_scenario(*named)
@@ -252,72 +251,72 @@ def call(options: argparse.Namespace) -> int:
     if warning := crowd(scenario, workers):
         say(warning)
     folder = options.resume or checked_folder(options.out, baseline.NAME if choice is None else choice.spec.name)
-    threads = options.threads or max(1, cores() // workers)
     if options.config is not None and not options.yes:
         say_and_ask(script, options.arguments, recorded(options.config))
     if announcement is None:  # else that was done before torch's store was asked
         cap(options.isa)
 
-    from paceline.host.evaluator import THREADS as EVALUATION_THREADS
-
-    settings = partial(
-        Settings,
+    settings = _settings(
+        options,
         script=script,
-        source=script.read_bytes(),
-        arguments=tuple(options.arguments),
+        choice=choice or choose("all-reduce", registry()),  # settings have a protocol; the baseline's is not looked at
         workers=workers,
         scenario=scenario,
-        seed=options.seed,
-        threads=threads,
-        devices=options.devices,
-        isa=options.isa,
+        threads=options.threads or max(1, cores() // workers),
         folder=folder,
-        shards=options.shards,
-        epochs=options.epochs,
-        record=options.record,
         targets=targets,
-        on_loss=options.on_loss,
-        on_divergence=options.on_divergence,
-        saves=options.saves,
-        tee=options.tee,
-        max_steps=options.max_steps,
-        max_seconds=options.max_seconds,
-        report_waits=options.report_waits,
-        json=options.json,
-        quiet=options.quiet,
-        progress=options.progress,
-        tensorboard=options.tensorboard,
-        learning_rate_scale=options.learning_rate_scale,
-        start=options.start or STARTS[0],
-        stop_at_target=options.stop_at_target,
-        evaluation_threads=EVALUATION_THREADS if options.stop_at_target else None,
-        checkpoint=options.checkpoint,
-        drain=options.drain,
-        restart=options.restart,
-        goes_on=options.restart,
         hosts=most_hosts,
-        host_timeout=options.host_timeout,
-        shards_on=options.shards_on,
         resumed=resumed,
     )
-    if choice is None:
-        nearest_kin = choose("all-reduce", registry())  # settings have a protocol; here nothing looks at it
-        summary = train_under_ddp(settings(choice=nearest_kin))
-    else:
-        summary = train(settings(choice=choice), listening)
-        if announcement is not None and summary["outcome"] == "completed":
-            announcement.complete()
-    if summary["outcome"] == "interrupted" and not is_read(sys.stdout, PATIENCE):
-        return CODES["interrupted"]
-    if options.json:
+    summary = _train(settings, listening, under_ddp=choice is None)
+    if announcement is not None and summary["outcome"] == "completed":
+        announcement.complete()
+    return _show(summary, settings)
+
+
+def _settings(options: argparse.Namespace, *, script: Path, **settled: Any) -> Settings:
+    """Return the run's settings: each is as `settled` says, or else as the flag of its name."""
+    from paceline.host.evaluator import THREADS as EVALUATION_THREADS
+
+    settled |= {
+        "script": script,
+        "source": script.read_bytes(),
+        "arguments": tuple(options.arguments),
+        "start": options.start or STARTS[0],
+        "evaluation_threads": EVALUATION_THREADS if options.stop_at_target else None,
+        "goes_on": options.restart,
+    }
+    flags = {field.name: getattr(options, field.name) for field in fields(Settings) if field.name in options}
+    return Settings(**flags | settled)
+
+
+def _train(settings: Settings, listening: Listen | None, *, under_ddp: bool) -> Summary:
+    """Make the run. Signals that ask for an end interrupt it."""
+    from paceline.job.interrupts import Interrupts
+
+    if under_ddp:
+        from paceline.runs import ddp
+
+        return ddp.run(settings, Interrupts())
+    from paceline.coordinator.run import run
+
+    return run(settings, Interrupts(), listening=listening)
+
+
+def _show(summary: Summary, settings: Settings) -> int:
+    """Print the run's result, and return the exit code."""
+    outcome, folder = summary["outcome"], settings.folder
+    if outcome == "interrupted" and not is_read(sys.stdout, PATIENCE):
+        return INTERRUPTED
+    if settings.json:
         print(json.dumps({**summary, "folder": str(folder)}, indent=2))
     else:
         from paceline.cli.table import print_summary
 
         print_summary(summary, folder)
-    if summary["outcome"] in ("interrupted", "failed") and next(whole_snapshots(folder), None) is not None:
+    if outcome in ("interrupted", "failed") and next(whole_snapshots(folder), None) is not None:
         print(f"go on with: paceline run --resume {shlex.quote(str(folder))}", file=sys.stderr)
-    return CODES[summary["outcome"]]
+    return EXIT_CODES[outcome]
 
 
 def _begin_with_hash_seed(options: argparse.Namespace) -> None:

@@ -19,6 +19,7 @@ from paceline.core.choice import Choice, brief, choose, typed
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.folders import STATUSES, Listed, Size, listed, runs_below, size_of
+from paceline.records.summary import metric_text
 from paceline.runs import folders
 
 LIST, REMOVE, SIZES = "list", "rm", "du"
@@ -198,7 +199,7 @@ def _result(run: Listed) -> str:
     if run.targets:
         told = ", ".join(_met(run, text, seconds) for text, seconds in run.targets.items())
     elif run.metrics:
-        told = ", ".join(f"{name} {'not finite' if one is None else f'{one:.4g}'}" for name, one in run.metrics.items())
+        told = ", ".join(f"{name} {metric_text(one)}" for name, one in run.metrics.items())
     else:
         told = ""
     if run.error is not None:

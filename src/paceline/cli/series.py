@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from paceline.cli.main import say
 from paceline.cli.run import say_whose
 from paceline.runs.run import settled
 from paceline.runs.series import Job, Stopped
 from paceline.scenario.scenario import Scenario
 from paceline.scenario.scenario_file import load
+from paceline.terminal import say
 
 
 def job_of(options: argparse.Namespace) -> Job:

@@ -12,22 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.main import Parser, say
+from paceline.cli.main import Parser
 from paceline.cli.run import MOST_THREADS, add_start
 from paceline.cli.values import seconds, whole
 from paceline.core.choice import brief, choose
-from paceline.errors import ConfigError
+from paceline.errors import EXIT_CODES, ConfigError
 from paceline.host import hash_seed
 from paceline.protocols import registry
 from paceline.records.summary import Summary, Target
-from paceline.runs.run import CODES, STARTS
+from paceline.runs.run import STARTS
 from paceline.runs.script import checked_script
 from paceline.runs.series import interrupts
 from paceline.runs.simulate import Made, folders_of, in_place_of, trained
 from paceline.scenario.scenario_file import load
 from paceline.sim.simulate import Progress, Say, Simulation, simulate
 from paceline.sim.world import Limit
-from paceline.terminal import redraws
+from paceline.terminal import redraws, say
 
 if TYPE_CHECKING:
     from paceline.runs.gradients import Script
@@ -90,11 +90,11 @@ def add_flags(command: Parser) -> None:
         "--epochs",
         type=whole("--epochs", 1),
         metavar="N",
-        help=f"{trained}epochs of training, if prepare is not told",
+        help=f"{trained}epochs of training, unless the script says how many",
     )
     add("--record", type=whole("--record", 0), metavar="K", help=f"{trained}versions kept in each epoch (default: 4)")
     add_start(command, trained)
-    met = f"{trained}note when it is met"
+    met = f"{trained}record when this target is met"
     add("--target", action="append", metavar="METRIC>=VALUE", help=met)
     how = "as the last flag, a training script and its arguments: every virtual step computes a real gradient"
     add("--gradients", nargs=argparse.REMAINDER, metavar="SCRIPT …", help=how)
@@ -132,7 +132,7 @@ def call(options: argparse.Namespace) -> int:
         from paceline.cli.table import print_comparison
 
         print_comparison(summaries)
-    return max(CODES[summary["outcome"]] for summary in summaries)
+    return max(EXIT_CODES[summary["outcome"]] for summary in summaries)
 
 
 def _simulated(

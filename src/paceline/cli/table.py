@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from paceline.protocols import registry
 from paceline.records.comparison import PARTS
 from paceline.records.reading import LEDGER
 from paceline.records.segments import Stretch
-from paceline.records.summary import Summary, metrics_of
+from paceline.records.summary import Summary, metric_text, metrics_of
 
 SHOWN = 16  # workers that a table has a line for each of
 COPIES = {"to_device": "copies to the device", "from_device": "copies from the device"}
@@ -27,66 +27,74 @@ WIDE = 1000  # columns, for output that no terminal shows
 def print_summary(summary: Summary, folder: Path) -> None:
     """Print the summary of one run."""
     console = Console(highlight=False)
-    console.print()
+    for shown in ("", *_head(summary), *_of_workers(summary), *_results(summary), *_kept(folder)):
+        console.print(shown, markup=False, soft_wrap=isinstance(shown, str))
+
+
+def _head(summary: Summary) -> Iterator[str]:
+    """Yield how the run ended, and how far and how fast it came."""
     if summary["outcome"] != "completed":
-        why = f": {summary['error']}" if summary["error"] else ""
-        console.print(f"{summary['outcome']}{why}", markup=False, soft_wrap=True)
+        yield summary["outcome"] + (f": {summary['error']}" if summary["error"] else "")
     rate = summary["samples_per_second"]
-    console.print(
+    yield (
         f"{typed(**summary['protocol'])} · {_strength(summary)} · {summary['wall_seconds']:.1f} s · "
         f"{summary['steps']} steps in {summary['versions']} versions · {summary['steps_per_second']:.1f} steps/s"
         + ("" if rate is None else f" · {rate:.0f} samples/s")
-        + (f" · {summary['samples_missed']} samples missed" if summary["samples_missed"] else ""),
-        markup=False,
-        soft_wrap=True,
+        + (f" · {summary['samples_missed']} samples missed" if summary["samples_missed"] else "")
     )
     if summary["segments"] > 1:
-        console.print(_resumed(summary["segments"], summary["undone"]), soft_wrap=True)
-    if summary["per_worker"]:
-        per_host = summary.get("per_host", ())
-        hosts = {worker: one["host"] for one in per_host for worker in one["workers"]}
-        console.print(_workers(summary["per_worker"][:SHOWN], hosts))
-        if copied(summary["per_worker"]):
-            console.print(_copies(summary["per_worker"][:SHOWN]))
-            console.print(OVERLAP, soft_wrap=True)
-        for one in per_host:
-            if not one["workers"]:
-                did = "and took no part" if summary["consensus"] else "and made a part of every version"
-                console.print(f"host {one['host']} had no workers, {did}", markup=False)
-    if rest := summary["per_worker"][SHOWN:]:
-        console.print(f"and {len(rest)} more workers, with {_between([row['steps'] for row in rest])} steps each")
-    if rate is None and summary["workers"] > 1 and summary["per_worker"]:
-        steps = _between([row["steps"] for row in summary["per_worker"]])
-        console.print(
-            f"no samples were counted: each of the {summary['workers']} workers ran a loop of its own, {steps} steps",
-            soft_wrap=True,
-        )
+        yield _resumed(summary["segments"], summary["undone"])
+
+
+def _of_workers(summary: Summary) -> Iterator[str | Table]:
+    """Yield tables with a row for each worker, and what they don't show."""
+    rows, per_host = summary["per_worker"], summary.get("per_host", ())
+    if not rows:
+        return
+    hosts = {worker: one["host"] for one in per_host for worker in one["workers"]}
+    yield _workers(rows[:SHOWN], hosts)
+    if copied(rows):
+        yield _copies(rows[:SHOWN])
+        yield OVERLAP
+    for one in per_host:
+        if not one["workers"]:
+            did = "and took no part" if summary["consensus"] else "and made a part of every version"
+            yield f"host {one['host']} had no workers, {did}"
+    if rest := rows[SHOWN:]:
+        yield f"and {len(rest)} more workers, with {_between([row['steps'] for row in rest])} steps each"
+    if summary["samples_per_second"] is None and summary["workers"] > 1:
+        steps = _between([row["steps"] for row in rows])
+        yield f"no samples were counted: each of the {summary['workers']} workers ran a loop of its own, {steps} steps"
+
+
+def _results(summary: Summary) -> Iterator[str]:
+    """Yield staleness, metrics, logged values and targets."""
     stale = summary["staleness"]
     if stale["mean"] is not None:
-        console.print(f"staleness: mean {stale['mean']:.2f}, max {stale['max']} versions")
+        yield f"staleness: mean {stale['mean']:.2f}, max {stale['max']} versions"
     distance = summary["consensus"][-1]["distance"] if summary["consensus"] else None
     if distance is not None:
-        console.print(f"consensus: the replicas were {distance:.4g} from their mean, the last version", soft_wrap=True)
+        yield f"consensus: the replicas were {distance:.4g} from their mean, the last version"
     if summary["evaluations"]:
         last = summary["evaluations"][-1]
-        values = ((name, last[name]) for name in metrics_of([last]))
-        metrics = ", ".join(f"{name} {'not finite' if value is None else f'{value:.4g}'}" for name, value in values)
-        console.print(f"version {last['version']}, the last: {metrics}", markup=False)
-    known = sorted({*metrics_of(summary["evaluations"]), *summary.get("logged", ())})
-    for metric, logged in summary.get("logged", {}).items():
-        last = logged["last"]
-        value = "not finite" if last["value"] is None else f"{last['value']:.4g}"
-        console.print(
-            f"version {last['version']}, as worker {last['worker']} logged it last: {metric} {value}", markup=False
-        )
+        metrics = ", ".join(f"{name} {metric_text(last[name])}" for name in metrics_of([last]))
+        yield f"version {last['version']}, the last: {metrics}"
+    logged = summary.get("logged", {})
+    for metric, values in logged.items():
+        last = values["last"]
+        value = f"{metric} {metric_text(last['value'])}"
+        yield f"version {last['version']}, as worker {last['worker']} logged it last: {value}"
+    known = ", ".join(sorted({*metrics_of(summary["evaluations"]), *logged}))
     for target, met in summary["targets"].items():
-        missed = (
-            f"not met; metrics: {', '.join(known) or 'none, as the script registers no evaluate and logs none of them'}"
-        )
-        console.print(f"{target}: " + (f"after {met['at_seconds']:.1f} s" if met else missed), markup=False)
+        missed = f"not met; metrics: {known or 'none, as the script registers no evaluate and logs none of them'}"
+        yield f"{target}: " + (f"after {met['at_seconds']:.1f} s" if met else missed)
+
+
+def _kept(folder: Path) -> Iterator[str]:
+    """Yield what the folder has, unless it was removed meanwhile."""
     ledger = "the ledger, " if (folder / LEDGER).exists() else ""  # a baseline has none
-    if folder.exists():  # it may have been removed meanwhile
-        console.print(f"{folder}: {ledger}the recorded versions, the workers' logs", markup=False, soft_wrap=True)
+    if folder.exists():
+        yield f"{folder}: {ledger}the recorded versions, the workers' logs"
 
 
 def _resumed(segments: int, undone: Mapping[str, Any]) -> str:

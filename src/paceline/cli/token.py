@@ -16,7 +16,7 @@ DESCRIPTION = (
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--out", metavar="FILE", type=Path, help="write it there. A file that exists is left as it is")
+    command.add_argument("--out", metavar="FILE", type=Path, help="write the token to FILE, unless that exists")
     command.set_defaults(call=call)
 
 

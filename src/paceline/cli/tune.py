@@ -37,7 +37,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
         printed="print the search and its result, and only that, on standard output",
     )
     add = command.add_argument
-    add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, if prepare is not told")
+    add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, unless the script says how many")
     add("--metric", required=True, metavar="NAME", help="the metric to judge by, which the script's evaluate returns")
     add("--lower-is-better", action="store_true", help="smaller values are better, as for a loss")
     goal = f"value to reach (default: measured with {PARAMETER}=1)"

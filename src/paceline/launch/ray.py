@@ -23,6 +23,7 @@ from paceline.launch.agent_output import AgentOutput, start_piped
 from paceline.launch.ssh import leading_to
 from paceline.net.tcp import Address, shown
 from paceline.net.token import Token
+from paceline.terminal import say
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 CURRENT = Path("/tmp/ray/ray_current_cluster")
@@ -147,7 +148,7 @@ class Broker:
             case {"host": name, "ended": how}:
                 self.agents[name].has_ended(how)
             case {"line": line}:
-                sys.stderr.write(f"paceline: {line}\n")
+                say(line)
             case {"error": error}:
                 self._error = error
 

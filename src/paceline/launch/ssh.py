@@ -29,6 +29,7 @@ from paceline.launch.machines import (
 from paceline.launch.remote import Remote, over_ssh
 from paceline.net.tcp import Address, shown
 from paceline.net.token import Token
+from paceline.terminal import say
 
 TELLS_WITHIN = 10.0
 """Seconds that ssh has to print its configuration. It may run commands for that, as `Match exec` says."""
@@ -86,7 +87,7 @@ def agents(
     `directory`: where they begin; None: where ssh has them begin. See `coordinator.rendezvous.Launch`.
     """
     why = partial(why_not, ssh=on.ssh, directory=directory, python=sys.executable)
-    with over_ssh(on.commands(head, flags, directory), token.text, why, _say) as remotes:
+    with over_ssh(on.commands(head, flags, directory), token.text, why, say) as remotes:
         yield {remote.host: remote for remote in remotes}
 
 
@@ -158,7 +159,3 @@ def working_directory() -> str:
         if os.path.isabs(named) and os.path.samefile(named, "."):
             return named
     return str(Path.cwd())
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"paceline: {line}\n")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from paceline.runs.engine import environment_alone
+from paceline.launch.environment import without_engine
 
 GRACE = 10.0
 """Seconds that the child has to end after an exception in the caller other than KeyboardInterrupt."""
@@ -52,7 +52,7 @@ def carry_out(words: Sequence[str], *, only_errors: bool) -> CommandEnd:
                 stdout=subprocess.DEVNULL if only_errors else subprocess.PIPE,
                 stderr=subprocess.PIPE if only_errors else subprocess.STDOUT,
                 pass_fds=[report_end],
-                env=environment_alone(),  # an engine has placed the program, and not this run
+                env=without_engine(os.environ),  # an engine has placed the program, and not this run
                 process_group=0,  # a terminal's Ctrl-C reaches this process alone, which passes it on
             )
         finally:

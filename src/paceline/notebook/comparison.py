@@ -78,18 +78,12 @@ class Comparison:
         return f"<Comparison of {', '.join(row['protocol'] for row in self._summary['protocols'])}>"
 
     def _repr_html_(self) -> str:
-        """The comparison as a notebook shows it: one row for each protocol."""
-        metric, target = self._summary["metric"], self._summary["settings"]["target"]
-        heads = ("protocol", "seconds", "speed-up", "samples/s", *([metric] if metric else []), "waiting", "staleness")
-        remarks = [f"seconds: until {target}"] if target else []
-        rows = []
-        for row in self._summary["protocols"]:
-            measures = [_written(row["seconds"], ".1f"), _number(row["speed_up"], ".2f")]
-            measures.append(_written(row["samples_per_second"], ".0f"))
-            measures += [_written(row["final"], ".4g")] if metric else []
-            rows.append([row["protocol"], *measures, _written(row["waiting"], ".0%")])
-            rows[-1].append(_written(row["staleness"]["mean"], ".2f"))
-        return table(repr(self).strip("<>"), heads, rows, [*remarks, str(self._folder)])
+        """The comparison as a notebook shows it: the table that `paceline compare` prints."""
+        from paceline.cli.comparison_table import remarks, rows_of
+
+        typed = {row["protocol"]: row["protocol"] for row in self._summary["protocols"]}
+        heads, rows = rows_of(self._summary, typed)
+        return table(repr(self).strip("<>"), heads, rows, remarks(self._summary, typed, self._folder))
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         seconds, metric = row["seconds"], self._summary["metric"]
@@ -111,14 +105,3 @@ class Comparison:
 
 def _mean(value: Mapping[str, Any] | None) -> float | None:
     return None if value is None else value["mean"]
-
-
-def _written(value: Mapping[str, Any] | None, form: str) -> str:
-    """Format a mean, with half of its interval if it has one."""
-    if value is None or value["plus_minus"] is None:
-        return _number(_mean(value), form)
-    return f"{_number(value['mean'], form)} ± {_number(value['plus_minus'], form)}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else f"{value:{form}}"

@@ -13,7 +13,7 @@ from typing import Any
 import tomli_w
 
 from paceline.core.choice import choose
-from paceline.errors import ConfigError, RunFailed
+from paceline.errors import DIVERGED, FAILED, INTERRUPTED, USAGE, ConfigError, RunFailed
 from paceline.files import read_json
 from paceline.notebook.child import CommandEnd, carry_out
 from paceline.notebook.comparison import Comparison
@@ -290,13 +290,13 @@ def _raise_unless_done(ended: CommandEnd, folder: Path, script: str) -> None:
     """Raise an error for the command's end, unless it has a result."""
     if ended.interrupted:
         raise KeyboardInterrupt
-    if ended.code == 2 and ended.message:
+    if ended.code == USAGE and ended.message:
         raise ConfigError(ended.message)
     if ended.code < 0:
         raise RunFailed(f"{folder}: {signal.Signals(-ended.code).name} killed the run's launcher")
-    if ended.code in (0, 4, 130) and any((folder / file).exists() for file in (LEDGER, COMPARISON)):
+    if ended.code in (0, DIVERGED, INTERRUPTED) and any((folder / file).exists() for file in (LEDGER, COMPARISON)):
         return
-    if ended.code == 3:
+    if ended.code == FAILED:
         why = read(folder / SUMMARY)["error"] if (folder / SUMMARY).exists() else ended.message
         raise RunFailed(f"{folder}: the run failed: {why}" if (folder / LEDGER).exists() else why)
     raise ConfigError(f"{script}: its own argument parser ended it before it trained (exit code {ended.code})")

@@ -13,7 +13,7 @@ from paceline.protocols import registry
 from paceline.records.comparison import PARTS
 from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER, open_run, reading
-from paceline.records.summary import MOMENT, Outcome, Summary, metrics_of
+from paceline.records.summary import MOMENT, Outcome, Summary, metric_text, metrics_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -229,7 +229,7 @@ class Run:
             remarks.append(str(self._summary["error"]))
         if evaluations := self._summary["evaluations"]:
             last = evaluations[-1]
-            metrics = ", ".join(f"{name} {_short(last[name])}" for name in metrics_of([last]))
+            metrics = ", ".join(f"{name} {metric_text(last[name])}" for name in metrics_of([last]))
             remarks.append(f"version {last['version']}, the last: {metrics}")
         return table(self._title(), heads, map(_cells, rows[:SHOWN]), [*remarks, str(self._folder)])
 
@@ -253,7 +253,3 @@ def _cells(row: dict[str, Any]) -> list[str]:
     parts = [share(row, part) for part in (*PARTS, *copied([row]))]
     left = row["left"]["reason"] if row["left"] else ""
     return [str(row["worker"]), str(row["steps"]), *parts, str(row["max_lead"]), left]
-
-
-def _short(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4g}"

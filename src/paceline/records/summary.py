@@ -390,6 +390,11 @@ class Tally:
         return found
 
 
+def metric_text(value: float | None) -> str:
+    """Format a metric. None: it was not finite."""
+    return "not finite" if value is None else f"{value:.4g}"
+
+
 def metrics_of(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the metrics of all evaluations, in the script's order."""
     return list(dict.fromkeys(name for one in evaluations for name in one if name not in MOMENT))

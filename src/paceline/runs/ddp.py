@@ -56,6 +56,7 @@ from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.summary import Summary
 from paceline.runs.baseline import NAME
 from paceline.scenario.scenario import Scenario
+from paceline.terminal import say
 from paceline.training import prepare
 from paceline.training.data.loader_view import SharedOut, as_prepared, view_of
 from paceline.training.data.loop import EpochLoop
@@ -487,7 +488,7 @@ def _pass_on(number: int, watches: dict[int, tuple[int, int]]) -> None:
     for process in handling:
         os.kill(process, number)  # it is not collected yet, so its number is no other's
     if not handling:
-        sys.stderr.write(f"paceline: {without_handler(number)}\n")
+        say(without_handler(number))
 
 
 def _kill(watches: dict[int, tuple[int, int]]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.runs.engine import environment_alone
+from paceline.launch.environment import without_engine
 from paceline.version import OLDEST_TORCH, TORCH
 
 PYTHON = (3, 11)
@@ -140,8 +140,8 @@ def clock() -> Finding:
             now = time.monotonic()
         steps.append(now - before)
     step = min(steps)
-    found = f"goes on by {step * 1e9:.0f} ns"
-    return Finding(found, "too coarse to say where steps' time goes" if step > WORST_CLOCK else "")
+    found = f"resolution {step * 1e9:.0f} ns"
+    return Finding(found, "too coarse to measure the time of steps" if step > WORST_CLOCK else "")
 
 
 def loopback() -> Finding:
@@ -230,7 +230,7 @@ def _alone(command: list[str], seconds: float) -> subprocess.CompletedProcess[st
         command,
         capture_output=True,
         text=True,
-        env=environment_alone(),
+        env=without_engine(os.environ),
         timeout=seconds,
         stdin=subprocess.DEVNULL,
     )

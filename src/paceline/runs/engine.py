@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import socket
 import time
@@ -15,7 +14,7 @@ from typing import Any, Literal
 
 from paceline.errors import ConfigError
 from paceline.launch.announced import MARK, PATIENCE, mark
-from paceline.launch.environment import Placement, without_engine
+from paceline.launch.environment import Placement
 from paceline.launch.ssh import leading_to
 from paceline.net.tcp import Address, shown
 from paceline.records.folders import is_run
@@ -111,11 +110,6 @@ def leading_address(placed: Placement) -> str:
             "other machine comes; name its own address with --listen, such as --listen 10.0.0.1:7117"
         )
     return address
-
-
-def environment_alone() -> dict[str, str]:
-    """Return the environment for a `paceline run` that does not belong to what an engine has started."""
-    return without_engine(os.environ)
 
 
 @dataclass(frozen=True, slots=True)

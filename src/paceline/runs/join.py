@@ -38,10 +38,10 @@ def await_listener(address: Address, seconds: float, say: Callable[[str], None],
             return
         waited = time.monotonic() - began
         if waited >= seconds:
-            raise ConfigError(f"nobody listens at {shown(address)} (tried for {waited:.0f} s: {why}); {way_out}")
+            raise ConfigError(f"no run listens at {shown(address)} (tried for {waited:.0f} s: {why}); {way_out}")
         if waited >= TRIES_FOR and not told:
             told = True
-            say(f"waiting for somebody to listen at {shown(address)}")
+            say(f"waiting for a run to listen at {shown(address)}")
         time.sleep(PAUSE)
 
 

@@ -53,7 +53,7 @@ def script_of(recorded: RecordedRun) -> Path:
     if not script.exists():
         if script.name == kept.SCRIPT and (there := kept.kept_script(recorded.folder)) is not None:
             return there
-        raise ConfigError(f"{script}: no script is there any more; say where it is now with --script FILE")
+        raise ConfigError(f"{script}: the script is no longer there; name its new place with --script FILE")
     return script
 
 

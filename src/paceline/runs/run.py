@@ -1,26 +1,18 @@
-"""One run of a script: checks before it begins, and the run itself, under a protocol or under DDP."""
+"""Checks before a run of a script begins, under a protocol or under DDP."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from paceline.core.choice import Choice, check_fit, choose
 from paceline.core.phrases import count, listed
 from paceline.errors import ConfigError
-from paceline.job.settings import Settings
 from paceline.protocols import registry
-from paceline.records.summary import Summary
 from paceline.runs import baseline
 from paceline.scenario.scenario import Scenario
-
-if TYPE_CHECKING:
-    from paceline.coordinator.rendezvous import Listen
-
-CODES = {"completed": 0, "failed": 3, "diverged": 4, "interrupted": 130}
-"""Exit codes of `paceline run`, by how the run ended."""
 
 STARTS: Final = ("staggered", "together")
 """When the workers' scripts begin; the first is the default."""
@@ -143,19 +135,3 @@ def crowd(scenario: Scenario, workers: int) -> str:
         f"{workers} workers share {shared}: they take turns, and the run is no faster than with one worker for each "
         "core"
     )
-
-
-def train(settings: Settings, listening: Listen | None = None) -> Summary:
-    """Make the run, with machines that join if `listening`. Signals that ask for an end interrupt it."""
-    from paceline.coordinator.run import run
-    from paceline.job.interrupts import Interrupts
-
-    return run(settings, Interrupts(), listening=listening)
-
-
-def train_under_ddp(settings: Settings) -> Summary:
-    """Make the run under plain DistributedDataParallel. The settings' protocol is ignored."""
-    from paceline.job.interrupts import Interrupts
-    from paceline.runs.ddp import run
-
-    return run(settings, Interrupts())

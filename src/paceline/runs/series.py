@@ -17,21 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError, RunFailed
+from paceline.errors import DIVERGED, INTERRUPTED, USAGE, ConfigError, RunFailed
 from paceline.files import read_json
+from paceline.launch.environment import without_engine
 from paceline.records import summary as summaries
 from paceline.records.kept import FILES
 from paceline.records.summary import Summary
-from paceline.runs.engine import environment_alone
 from paceline.runs.folders import check_free
-from paceline.runs.run import CODES
 from paceline.runs.script import checked_script
 from paceline.scenario.scenario import Scenario
 from paceline.scenario.scenario_file import to_plain
 from paceline.version import __version__
 
-USAGE, INTERRUPTED = 2, CODES["interrupted"]
-RESULTS = (CODES["completed"], CODES["diverged"])
+RESULTS = (0, DIVERGED)
 """Exit codes of runs that ended by themselves, and so are results."""
 
 
@@ -49,7 +47,7 @@ def make_run(arguments: Sequence[str], interrupts: Sequence[int]) -> int:
         stdin=None
         if sys.stdin is not None and os.isatty(0)
         else subprocess.DEVNULL,  # a file would be read by the first run alone
-        env=environment_alone(),
+        env=without_engine(os.environ),
         stdout=subprocess.DEVNULL,  # the summary, which is in the run's folder, too
         process_group=0,
         preexec_fn=lambda: die_with(launcher),

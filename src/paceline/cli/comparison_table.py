@@ -1,0 +1,105 @@
+"""A comparison's results as a table: for a terminal, as Markdown and CSV, and for a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.columns import as_markdown
+from paceline.core.phrases import count
+from paceline.records.comparison import COMPARISON, LEAST
+from paceline.runs import baseline
+
+REPORT = "report.html"
+MEAN = {"": "mean", "_plus_minus": "plus_minus", "_low": "low", "_high": "high"}
+"""The columns of a mean in CSV: the suffix of its name, and the key in `compare.json`."""
+
+
+def rows_of(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings, and a row for each protocol. `typed`: by name, each protocol as the user wrote it."""
+    settings, rows, metric = state["settings"], state["protocols"], state["metric"]
+    never = len(settings["seeds"]) > 1 and any(row["never"] for row in rows)
+    heads = ["seconds", "speed-up", *(["never"] if never else []), "samples/s", *([metric] if metric else [])]
+    return ["protocol", *heads, "waiting", "stale", "max stale"], [
+        [
+            typed[row["protocol"]],
+            _written(row["seconds"], ".1f"),
+            "-" if row["speed_up"] is None else f"{row['speed_up']:.2f}",
+            *([f"{row['never']} of {row['runs']}"] if never else []),
+            _written(row["samples_per_second"], ".0f"),
+            *([_written(row["final"], ".4g", ".2g")] if metric else []),
+            "-" if row["waiting"] is None else f"{row['waiting']['mean']:.0%}",
+            _written(row["staleness"]["mean"], ".2f"),
+            "-" if row["staleness"]["max"] is None else str(row["staleness"]["max"]),
+        ]
+        for row in rows
+    ]
+
+
+def markdown(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> str:
+    """Return the table with the remarks below it."""
+    heads, rows = rows_of(state, typed)
+    return as_markdown(heads, rows, heads[1:]) + "".join(f"\n{line}\n" for line in remarks(state, typed, folder))
+
+
+def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings, and a row of numbers for each protocol. A missing number is an empty cell.
+
+    A mean has four columns: itself, half its 95 % interval, and the least and the greatest value.
+    """
+    metric = state["metric"]
+    rows: list[dict[str, Any]] = []
+    for row in state["protocols"]:
+        cells = {"protocol": typed[row["protocol"]], **{key: row[key] for key in ("runs", "diverged", "never")}}
+        means = {
+            "seconds": row["seconds"],
+            "samples_per_second": row["samples_per_second"],
+            **({metric: row["final"]} if metric else {}),
+            "waiting": row["waiting"],
+            "stale": row["staleness"]["mean"],
+        }
+        for name, mean in means.items():
+            cells |= {f"{name}{end}": (mean or {}).get(part) for end, part in MEAN.items()}
+        last = {"max_stale": row["staleness"]["max"], "learning_rate_scale": row["learning_rate_scale"]}
+        rows.append({**cells, "speed_up": row["speed_up"], **last})
+    heads = list(rows[0])
+    return heads, [["" if row[head] is None else str(row[head]) for head in heads] for row in rows]
+
+
+def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = None) -> str:
+    """Format a mean with half of its interval. Of two runs, format the range."""
+    if value is None:
+        return "-"
+    half = value["plus_minus"]
+    if half is None and value["runs"] > 1:
+        return f"{value['low']:{form}} to {value['high']:{form}}"
+    return f"{value['mean']:{form}}" + ("" if half is None else f" ± {half:{spread or form}}")
+
+
+def remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """Yield the remarks below the table."""
+    settings, rows = state["settings"], state["protocols"]
+    if settings["target"]:
+        yield f"seconds: until {settings['target']}; {state['metric']}: of the last version"
+    if 1 < len(settings["seeds"]) < LEAST:
+        yield (
+            f"{count(len(settings['seeds']), 'seed')}: each range is that of its runs, and decides nothing; "
+            f"--seeds {LEAST} or more gives intervals"
+        )
+    elif len(settings["seeds"]) > 1:
+        yield f"± is half of the 95 % interval of the mean over {count(len(settings['seeds']), 'seed')} (Student's t)"
+    scaled = [typed[row["protocol"]] for row in rows if row["learning_rate_scale"] != 1]
+    if scaled:
+        yield (
+            f"learning rates (--learning-rate-rule linear): {settings['workers']} times the script's under "
+            f"{', '.join(scaled)}; the script's own under the others"
+        )
+    else:
+        yield f"learning rates (--learning-rate-rule {settings['learning_rate_rule']}): the script's own"
+    if any(row["protocol"] == baseline.NAME for row in rows):
+        yield f"{baseline.NAME}: plain DistributedDataParallel over gloo, for comparison; {REPORT} does not have it"
+    for row in rows:
+        if row["diverged"]:
+            yield f"{typed[row['protocol']]}: {row['diverged']} of {count(row['runs'], 'run')} diverged"
+    yield f"{folder}: {COMPARISON}, {REPORT}, and a folder for each run"
