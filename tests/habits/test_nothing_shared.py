@@ -203,7 +203,7 @@ def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here
         done_computing=lambda: None,
     )
     loader = kind(DataLoader(TensorDataset(torch.ones(4, 2))), session)
-    loader._trained = made
+    session.loops.trained = made
     assert list(loader) == []
     assert len(calls) == told
 

@@ -35,11 +35,7 @@ class AgreeCalls:
             return result_of(how, {session.link.worker: value})
         if session.go is not None and session.steps and (changed := session.holder.changed()):
             session.changes.refuse_changed(changed[0])
-        call = self._call()
-        agreed = session.link.agree(call, how, value)
-        if agreed is None:
-            session.pause()
-            agreed = session.link.agreed(call, how, value)
+        agreed = session.link.agree(self._call(), how, value, session.pause)
         session.end_wait()
         if session.go is not None and session.run_used > session.used:
             # The others have trained on meanwhile. Under `all-reduce` replicas stay equal only if all have one rate.

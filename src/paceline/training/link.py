@@ -168,20 +168,14 @@ class Link(Protocol):
         `announce`: no lease has said that the script makes its first step.
         """
 
-    def agree(self, call: Call, how: How, value: Value) -> Agreed | None:
-        """Give this worker's value, and wait for all others'. None: the worker is to pause before, see `pauses`.
+    def agree(self, call: Call, how: How, value: Value, pause: Callable[[], None]) -> Agreed:
+        """Give this worker's value, and wait for all others'. Once the run is stopped this value alone counts.
 
-        Once the run is stopped the value alone is what it comes to.
+        `pause` is called if the worker is to pause before: no other worker needs to wait for its step then.
         """
 
     def pauses(self, epoch: int) -> None:
-        """This worker makes no step until all have given their values, so no other needs to wait for it.
-
-        `epoch`: the script is done with those before.
-        """
-
-    def agreed(self, call: Call, how: How, value: Value) -> Agreed:
-        """Wait on for what this worker has given the value for."""
+        """This worker makes no step until the run says so. `epoch`: the script is done with those before."""
 
     def released(self) -> Compute | Arrives | MakeStep | Keep | HandOver | PlateauMetrics | TakenUp | None:
         """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""

@@ -327,35 +327,27 @@ class WorkerLink:
         file = files.pop() if message.recorded else None
         return TakenUp(area=message.area, file=file, kept=unpack(attached(files.pop())) if files else None)
 
-    def agree(self, call: Call, how: How, value: Value) -> Agreed | None:
+    def agree(self, call: Call, how: How, value: Value, pause: Callable[[], None]) -> Agreed:
         """See `training.link.Link`."""
-        self._expect((Agreed, messages.worker.Pause))
+        kinds: Kinds = (Agreed, messages.worker.Pause)
+        self._expect(kinds)
         self._channel.send(messages.worker.Agrees(call.epoch, call.nth, how, value))
-        return self._agreed(call, how, value, Agreed, messages.worker.Pause)
+        while True:
+            match self._await_or_keep(*kinds, leaves=True, even_stopped=False):
+                case Agreed(epoch=epoch, nth=nth) as message, _:
+                    if call == (epoch, nth):  # else an exception had led the script out of that call
+                        return message
+                case messages.worker.Pause(), _:
+                    kinds = (Agreed,)
+                    pause()
+                case _:
+                    return Agreed(call.epoch, call.nth, result_of(how, {self.worker: value}))
 
     def pauses(self, epoch: int) -> None:
         """See `training.link.Link`."""
         for kinds in ((Agreed,), (messages.worker.TakeUp,), RELEASES):
             self._expect(kinds)
         self._channel.send(messages.worker.Declined(epoch, paused=True))
-
-    def agreed(self, call: Call, how: How, value: Value) -> Agreed:
-        """See `training.link.Link`."""
-        answer = self._agreed(call, how, value, Agreed)
-        assert answer is not None  # it was told to pause before
-        return answer
-
-    def _agreed(self, call: Call, how: How, value: Value, *kinds: type[messages.Message]) -> Agreed | None:
-        while True:
-            match self._await_or_keep(*kinds, leaves=True, even_stopped=False):
-                case Agreed(epoch=epoch, nth=nth) as message, _:
-                    if call == (epoch, nth):  # else an exception had led the script out of that call
-                        return message
-                    self._expect(kinds)
-                case messages.worker.Pause(), _:
-                    return None
-                case _:
-                    return Agreed(call.epoch, call.nth, result_of(how, {self.worker: value}))
 
     def released(self) -> Compute | Arrives | MakeStep | Keep | HandOver | PlateauMetrics | TakenUp | None:
         """See `training.link.Link`."""

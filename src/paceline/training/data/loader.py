@@ -48,38 +48,29 @@ class _Paced(Iterated):
     def __init__(self, loader: DataLoader[Any], session: Session) -> None:
         super().__init__(loader)
         self._session = session
-        self._epoch = -1
-        self._trained = 0
-        """Loops that came to their end and trained."""
-
-    def _skip_past(self) -> None:
-        """Go to the epoch that the script goes on in, if it has called `paceline.epochs`."""
-        self._session.loop_is_due = False
-        loops = self._session.loops
-        goes_on_in, loops.goes_on_in = loops.goes_on_in, None
-        if goes_on_in is not None:
-            self._epoch, self._trained = goes_on_in * loops.passes - 1, goes_on_in
+        self._loops = session.loops
 
     @property
     def is_past(self) -> bool:
         """Whether the present epoch was used up before the run went on. Its loop gets no batches."""
-        return self._session.steps == 0 and self._session.loops.is_past(self._epoch)
+        return self._session.steps == 0 and self._loops.is_past
 
     def _pass_by(self, epoch: int) -> None:
         if self._session.here:
-            self._session.loops.pass_by(epoch)
+            self._loops.pass_by(epoch)
 
-    def _tell_if_over(self) -> None:
-        """Tell the user if this loop begins after the last epoch, as it gets no batches."""
-        session, planned = self._session, self._session.loops.planned
-        if session.here and session.go is None and planned is not None and self._trained >= planned:
+    def _begin(self) -> None:
+        """The script begins a loop. After the last epoch it gets no batches, and the user is told."""
+        session = self._session
+        if session.here and session.go is None and self._loops.over:
             session.link.say(EpochsOver())
+        session.come_by()
+        session.loop_is_due = False
 
     def _end_after_last_epoch(self) -> None:
-        """Make no further step if the script has been through all of its epochs."""
+        """Make no further step if the script has been through all of its epochs. A thread ahead knows no last step."""
         session = self._session
-        planned = session.loops.planned if session.here else None  # a thread ahead knows no last step
-        if planned is not None and self._trained >= planned and not session.batches.pending:
+        if session.here and self._loops.over and not session.batches.pending:
             session.done_computing()
 
 
@@ -108,9 +99,7 @@ class PacedLoader(_Paced, SharedOut):
 
     def __iter__(self) -> Generator[Any, None, str | None]:
         session = self._session
-        self._tell_if_over()
-        session.come_by()
-        self._skip_past()
+        self._begin()
         iteration = self._iteration = _Iteration(self._begun())
         session.other_training.loop_begins()
         try:
@@ -257,7 +246,7 @@ class PacedLoader(_Paced, SharedOut):
     def _count(self, iteration: _Iteration) -> None:
         """Count a loop of the script that has ended."""
         if iteration.trained or not iteration.given:  # else it was for a look at all the data
-            self._trained += 1
+            self._loops.trained += 1
         iteration.trained = iteration.given = False
         self._end_after_last_epoch()
 
@@ -266,7 +255,7 @@ class PacedLoader(_Paced, SharedOut):
         last, session, loader = self.loop, self._session, self.loader
         within: EpochLoop | None
         if session.here and not last.over and not session.batches.open and not _has_one_iterator(loader):
-            self._epoch += 1
+            self._loops.epoch += 1
             within = last  # which may go on
         elif session.here and self._was_a_look(last):
             last.leased.clear()
@@ -274,9 +263,9 @@ class PacedLoader(_Paced, SharedOut):
         else:
             if session.here:
                 self._give_back_fetched(last)
-            self._epoch += 1
+            self._loops.epoch += 1
             within = None if last.handed_out else last.within
-        session.loop = EpochLoop(self._epoch, session.steps, within)
+        session.loop = EpochLoop(self._loops.epoch, session.steps, within)
         return session.loop
 
     @undisturbed
@@ -322,7 +311,7 @@ class PacedLoader(_Paced, SharedOut):
                 "DataLoader of its own, which prepare() does not get"
             )
         inner.leased.clear()
-        self._epoch, session.loop = loop.epoch, loop
+        self._loops.epoch, session.loop = loop.epoch, loop
 
     def _give_back_fetched(self, loop: EpochLoop) -> None:
         """Give back what was fetched for this loop and not handed out: any worker may lease it."""
@@ -409,19 +398,17 @@ class PacedStream(_Paced):
         return is_last(self._ahead)
 
     def __iter__(self) -> Iterator[Any]:
-        self._tell_if_over()
-        self._session.come_by()
-        self._skip_past()
-        session = self._session
+        session, loops = self._session, self._loops
+        self._begin()
         if session.resuming.at is not None and not self._begun:
             session.context.remark(STREAM_BEGINS_ANEW)
         self._begun = True
-        self._epoch += 1
-        session.epoch = self._epoch
+        loops.epoch += 1
+        session.epoch = loops.epoch
         steps = session.steps
         if self.is_past:
-            self._pass_by(self._epoch)
-            self._trained += 1
+            self._pass_by(loops.epoch)
+            loops.trained += 1
             session.epoch += 1
             return
         session.other_training.loop_begins()
@@ -437,16 +424,16 @@ class PacedStream(_Paced):
                 yield items.take()
                 asked = time.monotonic()
         finally:
-            session.epoch = self._epoch + 1
+            session.epoch = loops.epoch + 1
         session.other_training.loop_left()
         session.other_training.loop_ended()
-        self._trained += session.steps > steps
+        loops.trained += session.steps > steps
         self._end_after_last_epoch()
 
     def _items(self) -> Iterator[Any]:
         """What this worker gets in an epoch."""
         link = self._session.link
-        seed_stream(link.seed, link.worker, self._epoch)
+        seed_stream(link.seed, link.worker, self._loops.epoch)
         return iter(self.loader)
 
 
@@ -455,10 +442,10 @@ class SharedStream(PacedStream):
 
     def _items(self) -> Iterator[Any]:
         link = self._session.link
-        seed_item(link.seed, self._epoch, 0)
+        seed_item(link.seed, self._loops.epoch, 0)
         items = iter(self.loader)
         for number in count():
-            seed_item(link.seed, self._epoch, number)  # this worker's steps have drawn meanwhile
+            seed_item(link.seed, self._loops.epoch, number)  # this worker's steps have drawn meanwhile
             try:
                 item = [next(items)]
             except StopIteration:

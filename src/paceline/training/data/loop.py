@@ -66,8 +66,10 @@ class Loops:
         """Epochs of the data in each."""
         self.past = 0
         """How many of those that the script has begun were used up before the run went on."""
-        self.goes_on_in: int | None = None
-        """The script's next loop, counting from 0, if the script has asked for it."""
+        self.epoch = -1
+        """The data's epoch that the script's present loop is of, or its last one."""
+        self.trained = 0
+        """Loops that came to their end and trained."""
         self._by_loop = False
         """Whether `planned` is what the script's first `paceline.epochs()` counts."""
         self._resumed = resumed
@@ -75,9 +77,15 @@ class Loops:
         self._remark = remark
         self._told = False
 
-    def is_past(self, epoch: int) -> bool:
-        """Whether that epoch was used up before the run went on."""
-        return self._resumed is not None and epoch < self._resumed
+    @property
+    def is_past(self) -> bool:
+        """Whether the present epoch was used up before the run went on."""
+        return self._resumed is not None and self.epoch < self._resumed
+
+    @property
+    def over(self) -> bool:
+        """Whether the script has been through all of its loops."""
+        return self.planned is not None and self.trained >= self.planned
 
     def pass_by(self, epoch: int) -> None:
         """The script loops over an epoch that is past."""
@@ -99,7 +107,7 @@ class Loops:
         loop, left_out = self._resumed // self.passes, self._left_out()
         if left_out and self._resumed:
             self._remark(begins_anew(loop, left_out))
-        self.goes_on_in = loop
+        self.epoch, self.trained = loop * self.passes - 1, loop
         return loop
 
 
