@@ -24,12 +24,13 @@ from paceline.training.data.loader import PacedLoader, PacedStream, SharedStream
 from paceline.training.data.loader_view import Iterated, as_prepared
 from paceline.training.data.one_ahead import with_last
 from paceline.training.data.probe import ENDLESS, leased_passes
-from paceline.training.layout import Layout
+from paceline.training.layout import Layout, Places
 from paceline.training.link import Baseline, Evaluate, Link
 from paceline.training.misuse import Unprepared, prepared_again, unjoined
 from paceline.training.model.evaluating import check_name, end_evaluating, measure_of
 from paceline.training.model.final import install_final, tell_of_structure
 from paceline.training.model.state_dicts import STATE_DICTS
+from paceline.training.model.structure import Followed
 from paceline.training.offer import offer_of
 from paceline.training.optim.clipping import Clip, OwnClipping, clip_before_steps, watch, watch_none
 from paceline.training.optim.optimizer import pace
@@ -243,7 +244,15 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         layout = Layout.of(model, optimizer)
         offer = offer_of(link, layout, given, options, passes, len(plateaus_of(schedules)))
     started = link.start(offer)
-    context = TrainingContext.of(link, started, layout, model, optimizer, options.clip)
+    begin, followed = started.begin, Followed(model)
+    context = TrainingContext(
+        link=link,
+        places=Places(layout, started.region, begin.slots, link.workers, begin.areas),
+        followed=followed,
+        optimizer=optimizer,
+        parameters=[followed.parameters[entry.name] for entry in layout.moving],
+        clip=options.clip,
+    )
     session = ScriptProcess.session = Session(context, started, offer.offered, kept, schedules)
     pace(optimizer, session)
     replace(STATE_DICTS)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.store.chunks import State, own
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import own_attributes
-from paceline.training.layout import Entry, Layout, Places, PushArea
-from paceline.training.link import Link, Started
+from paceline.training.layout import Entry, Places, PushArea
+from paceline.training.link import Link
 from paceline.training.model.structure import Followed
 from paceline.training.optim.clipping import Clip
 
@@ -33,27 +33,6 @@ class TrainingContext:
     """The optimizer's, in its order: the order of `Layout.moving`."""
     clip: Clip | None = None
     """How gradients are clipped where the optimizer steps."""
-
-    @classmethod
-    def of(
-        cls,
-        link: Link,
-        started: Started,
-        layout: Layout,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        clip: Clip | None,
-    ) -> TrainingContext:
-        """The context of a run that has begun."""
-        begin, followed = started.begin, Followed(model)
-        return cls(
-            link=link,
-            places=Places(layout, started.region, begin.slots, link.workers, begin.areas),
-            followed=followed,
-            optimizer=optimizer,
-            parameters=[followed.parameters[entry.name] for entry in layout.moving],
-            clip=clip,
-        )
 
     def put_buffers(self, area: PushArea) -> None:
         """Copy the model's buffers into that area."""
