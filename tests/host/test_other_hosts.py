@@ -202,7 +202,7 @@ def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again
     several.hosts.left(2, died=True)
     several.hosts.returns(2)
     several.hosts.begins_late(2)
-    several.hosts.admit(2, 0, 0.0)
+    several.hosts.admit(host_messages.AdmitWorker(2, 0, 0.0))
     assert [type(one) for one in several.told] == [
         host_messages.BeginScripts,
         host_messages.Train,
@@ -626,11 +626,11 @@ def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it
     hosts.begin([0, 1, 2, 4])
     hosts.adds(RemoteHost("node-3", range(5, 7), teller("node-3")))
     hosts.begins_late(6)
-    hosts.admit(6, 0, 0.0)
+    hosts.admit(host_messages.AdmitWorker(6, 0, 0.0))
     hosts.lost("node-1", "why")
     hosts.back("node-1")
     hosts.begins_late(2)
-    hosts.admit(2, 0, 0.0)
+    hosts.admit(host_messages.AdmitWorker(2, 0, 0.0))
     assert {name: [one.sums for one in of] for name, of in told.items()} == {
         "node-1": [True, True],
         "node-2": [False],

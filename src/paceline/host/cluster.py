@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
-from paceline.core.items import Beginning, Buffers, Replica, Sum, Update, Version
+from paceline.core.items import Buffers, Replica, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
     AdjustTraining,
@@ -56,7 +56,7 @@ from paceline.host.replicas.replica_table import ReplicaTable
 from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.shards import ShardReports
 from paceline.host.reports.store import StoreReports
-from paceline.host.reports.workers import WorkerReports, beginning_of
+from paceline.host.reports.workers import WorkerReports
 from paceline.host.shards.aggregation_scheduler import AggregationScheduler
 from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.optimizer_state_gather import Shares
@@ -71,6 +71,7 @@ from paceline.scenario.group_links import GroupLinks
 from paceline.scenario.network import SharedLink
 from paceline.scenario.scenario import Network
 from paceline.transfer.fetcher import ShapedFetcher
+from paceline.transfer.item_names import fields_of
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.manager import TransferManager
@@ -309,17 +310,10 @@ class Cluster:
         """Let these workers train, from the first version on."""
         owns_replica, resumes = self.spec.holder == "replica", self.snapshots.resumption is not None
         self.here.adds_up = self.plan.sums > 0 and len(self.workers) > 1
-        message = self.plan.begin(self.spec, tells=self.here.tells)
         for worker in workers:
             self.seats[worker].trains = self.seats[worker].trained = True
-            if self.seats[worker].elsewhere:
-                continue
-            ends: list[Any] = [self.replicas_here.averaging.connect(worker)] if owns_replica else []
-            if resumes:
-                message.resumed, area, kept = self.snapshots.begins(worker)
-                message.place = area if owns_replica else 0
-                ends += [] if kept is None else [kept]
-            self._send_with(worker, message, ends)
+            if not self.seats[worker].elsewhere:
+                self.here.train(worker, self.others.goes_on(worker))
         if not resumes:
             self.commits.begin(0)
         self._first = self.newest
@@ -350,31 +344,24 @@ class Cluster:
 
         Its script goes on to its first step, in that epoch. `at`: the moment, in seconds since the run's start.
         """
-        elsewhere = self.seats[worker].elsewhere
-        if elsewhere:
+        if self.seats[worker].elsewhere:
             self.others.begins_late(worker)
         if self.owns_replicas:
-            self.joins.shows(worker, partial(self._admit_with, self.seats[worker], epoch, at))
+            self.joins.shows(worker, partial(self._admit, self.seats[worker], epoch, at))
             return
-        newest = Version(self.newest)
-        self.shelf.claim(step_of(worker), newest)
-        if elsewhere:
-            self.others.admit(worker, epoch, at)
-        else:
-            place = self.shelf.place(newest)
-            self._send_with(worker, self.plan.admit(self.spec, place, epoch, at, tells=self.here.tells), [])
+        self.shelf.claim(step_of(worker), Version(self.newest))
+        self._admit(self.seats[worker], epoch, at, None)
 
-    def _admit_with(self, seat: WorkerState, epoch: int, at: float, replica: Replica | None) -> None:
-        """Let the worker in, which shows that replica. None: it has nothing to show."""
+    def _admit(self, seat: WorkerState, epoch: int, at: float, replica: Replica | None) -> None:
+        """Let the worker in. It shows that replica, if each worker owns one, or the newest version."""
         worker = seat.worker
         if self.seats[worker] is not seat or not seat.here:
             return
+        order = host_messages.AdmitWorker(worker, epoch, at, None if replica is None else fields_of(replica))
         if seat.elsewhere:
-            self.others.admit(worker, epoch, at, replica)
-            return
-        place = self.replicas_here.shows(worker, replica)
-        ends = [self.replicas_here.averaging.connect(worker)]
-        self._send_with(worker, self.plan.admit(self.spec, place, epoch, at, tells=self.here.tells), ends)
+            self.others.admit(order)
+        else:
+            self.here.tell(order)
 
     def join(self, worker: int, others: Sequence[int]) -> None:
         """The worker takes part from now on. It gets what the script of the first of these others keeps that is here.
@@ -397,12 +384,10 @@ class Cluster:
 
     def adopt(self, worker: int) -> None:
         """Have the worker write what its script changed the first version to. All begin with that once it has."""
-        place = self.shelf.put(Beginning(worker), beginning_of(worker), self.plan.shared)
-        assert place is not None  # only the first version is there, and averages of it
         if self.seats[worker].elsewhere:  # what it wrote is fetched
             self.others.adopt(worker)
         else:
-            self.workers_here.send(worker, messages.worker.AdoptInto(place))
+            self.here.tell(host_messages.Adopt(worker))
 
     # --- orders and facts -------------------------------------------------------------------------
 
@@ -529,12 +514,8 @@ class Cluster:
         seat.trains, seat.step, seat.died = False, None, died
         self.joins.left(worker, died)
         self.aggregation.cancel(worker)
-        self.pulls.left(worker)
         unapplied = self.replicas.unapplied(worker)
-        self.pushes.left(worker, unapplied)
-        if self.owns_replicas:
-            self.replicas_here.steps.left(worker)
-        self.releases.left(worker)
+        self.here.left(worker, died, unapplied)
         self.commits.go_on()
         self.others.left(worker, died, unapplied)
 
@@ -542,15 +523,12 @@ class Cluster:
         """The worker's process has ended, and the coordinator knows it: nothing is kept for the worker any more."""
         self.seats[worker].here = False
         self.store.gone(worker)
-        self.pushes.gone(worker)
+        self.here.forget(worker)
         if self.owns_replicas:
             self.replicas_here.averaging.gone(worker)
-            self.replicas_here.steps.gone(worker)
         self.averages.gone(worker)
         self.replicas.gone(worker)
-        self.releases.gone(worker)
         self.joins.gone(worker)
-        self.shelf.release(beginning_of(worker))  # nothing is written there any more
         self.commits.go_on()
         self.others.gone(worker)
 
@@ -808,6 +786,8 @@ class Cluster:
                 self.transfers.brought(number, self.name)
             case host_messages.Lacks(worker=worker, why=why):
                 self.others.never_comes(worker, why)
+            case host_messages.AttachmentFetched(attached=name):
+                self.attachments.host_has(self.name, name)
             case _ if isinstance(event, host_messages.OfShard):
                 self.shard_reports.hear(self.name, event)
             case _:
@@ -822,13 +802,7 @@ class Cluster:
         if self.seats[worker].elsewhere:
             self.others.hands(worker, message, descriptors[0] if descriptors else None)
         else:
-            self.workers_here.send(worker, message, descriptors)
-
-    def _send_with(self, worker: int, message: messages.Message, ends: Sequence[Any]) -> None:
-        """Tell the worker. The region comes along, and these ends of channels or open files, which are closed here."""
-        self.workers_here.send(worker, message, (self.memory.region.descriptor, *(end.fileno() for end in ends)))
-        for end in ends:
-            end.close()
+            self.here.send(worker, message, descriptors)
 
     def _moment(self) -> float:
         return self._now() if self._at is None else self._at

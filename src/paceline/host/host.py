@@ -279,9 +279,9 @@ class Host:
             case host_messages.JoinWorker(worker=worker):
                 self.seats[worker].trains = self.seats[worker].trained = self.seats[worker].here
             case host_messages.WorkerGone(worker=worker, died=died, unapplied=unapplied):
-                self._left(worker, died, unapplied)
+                self.left(worker, died, unapplied)
             case host_messages.ForgetWorker(worker=worker):
-                self._forget(worker)
+                self.forget(worker)
             case _ if isinstance(message, host_messages.OfRange):
                 self._about_range(message)
             case _ if isinstance(message, host_messages.OfReplicas):
@@ -429,7 +429,7 @@ class Host:
             self.releases.after(worker, partial(self._workers.send, worker, message))
             return
         if attached is None:
-            self._send(worker, message)
+            self.send(worker, message)
             return
         seat = self.seats[worker]
 
@@ -440,7 +440,7 @@ class Host:
 
         def there(file: int) -> None:
             if waited():
-                self._send(worker, message, (file,))
+                self.send(worker, message, (file,))
 
         def lost(why: str) -> None:
             if waited():  # also one that trains no more waits for that
@@ -520,7 +520,7 @@ class Host:
     def _can_not_begin(self, why: str) -> None:
         self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
 
-    def _left(self, worker: int, died: bool, unapplied: Sequence[int]) -> None:
+    def left(self, worker: int, died: bool, unapplied: Sequence[int]) -> None:
         """The worker takes no part any more. `unapplied`: see `contract.Updates`."""
         seat = self.seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
@@ -531,7 +531,7 @@ class Host:
             self.replicas.steps.left(worker)
         self.releases.left(worker)
 
-    def _forget(self, worker: int) -> None:
+    def forget(self, worker: int) -> None:
         """All know that the worker's process has ended: nothing is kept for it any more."""
         self.seats[worker].here = False
         if self._carrier is not None:
@@ -683,6 +683,12 @@ class Host:
 
     # --- what workers say ---------------------------------------------------------------------------
 
+    def train(self, worker: int, goes_on: GoesOn | None) -> None:
+        """Let a worker train for which all is here."""
+        if goes_on is not None and goes_on.kept is not None:
+            self.attachments.comes(goes_on.kept, self._head)
+        self._train(worker, goes_on)
+
     def _train(self, worker: int, goes_on: GoesOn | None) -> None:
         """Let the worker train."""
         if goes_on is not None and goes_on.buffers is not None:
@@ -740,7 +746,7 @@ class Host:
         for end in ends:
             end.close()
 
-    def _send(self, worker: int, message: messages.Message, files: tuple[int, ...] = ()) -> None:
+    def send(self, worker: int, message: messages.Message, files: tuple[int, ...] = ()) -> None:
         """Tell the worker. If it takes part with a replica of its own, it does once that is here."""
         if self.replicas is None or not isinstance(message, messages.worker.TakeUp):
             self._workers.send(worker, message, files)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from paceline.core.facts import Fact, WorkerResumed
-from paceline.core.items import Replica, Version
+from paceline.core.items import Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard
@@ -27,7 +27,7 @@ from paceline.host.remote_host import HostDirectory, RemoteHost, RemoteWorker
 from paceline.host.reports.remote import KEPT, RemoteReports
 from paceline.host.shards.migration import Moves
 from paceline.ipc import messages
-from paceline.transfer.item_names import ADOPTED, FIXED, fields_of
+from paceline.transfer.item_names import ADOPTED, FIXED
 
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
@@ -117,7 +117,7 @@ class OtherHosts:
                 self._cluster.lends_beginning(other.name, [worker for worker in workers if worker in other.workers])
                 other.begun = True
         for other in [one for one in self._others.values() if one.begun]:
-            self._train(other, {worker: self._goes_on(worker) for worker in workers if worker in other.workers})
+            self._train(other, {worker: self.goes_on(worker) for worker in workers if worker in other.workers})
         self._cluster.store_reports.forget_state()
         for other in [one for one in self._others.values() if not one.workers and not one.begun]:
             self.directory.idles(other.name)
@@ -191,15 +191,14 @@ class OtherHosts:
             other.begun = True
             self._train(other, {}, late=True)
 
-    def admit(self, worker: int, epoch: int, at: float, replica: Replica | None = None) -> None:
-        """Let the worker in. It shows that replica, if each worker owns one, or the newest version."""
-        one = self._workers[worker]
+    def admit(self, order: host_messages.AdmitWorker) -> None:
+        """Let the worker in."""
+        one = self._workers[order.worker]
         if not self._cluster.owns_replicas:
             one.host.made(self._cluster.newest)
-            one.host.tell(host_messages.AdmitWorker(worker, epoch, at))
+            one.host.tell(order)
         elif not one.gone:
-            item = None if replica is None else fields_of(replica)
-            one.host.tell_of(worker, host_messages.AdmitWorker(worker, epoch, at, item))
+            one.host.tell_of(order.worker, order)
 
     def join(self, worker: int) -> None:
         """The worker takes part from now on."""
@@ -364,12 +363,12 @@ class OtherHosts:
         attached = None if file is None else self.attachments.attach(file_bytes(file), host)
         self.tell_worker(worker, host_messages.TellWorker(worker, cast(messages.worker.ToWorker, message), attached))
 
-    def _goes_on(self, worker: int) -> host_messages.GoesOn | None:
-        """What that worker of another host goes on with. None: the run begins."""
+    def goes_on(self, worker: int) -> host_messages.GoesOn | None:
+        """What that worker goes on with. None: the run begins."""
         if (goes_on := self._cluster.goes_on(worker)) is None:
             return None
         epoch, buffers, file = goes_on
-        kept, host = None, self._workers[worker].host.name
+        kept, host = None, self.host_of(worker)
         if file is not None:
             with file:
                 kept = self.attachments.attach(file_bytes(file.fileno()), host)

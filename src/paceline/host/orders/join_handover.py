@@ -157,7 +157,7 @@ class JoinHandover:
             return
         self._takes(worker)
         descriptors = () if copy.packing is None else (copy.packing,)
-        self._take_up_replica(worker, messages.worker.TakeUp(), descriptors)
+        self._send(worker, messages.worker.TakeUp(), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -172,7 +172,7 @@ class JoinHandover:
             there = self._cluster.others.host_of(worker)
             self._transfers.pass_on(replica, there, lambda: None, unawaited)
             self._takes(worker)  # it is released at once
-            self._take_up_replica(worker, messages.worker.TakeUp())
+            self._send(worker, messages.worker.TakeUp(), ())
             return
         self._cluster.take_replica(worker, self._table.room(worker), recorded=True)
         told = messages.worker.TakeUp(recorded=True)
@@ -271,13 +271,7 @@ class JoinHandover:
 
     def _send_with(self, worker: int, message: messages.worker.TakeUp, file: str) -> None:
         with recorded_file(file) as descriptor:
-            self._take_up_replica(worker, message, (descriptor,))
-
-    def _take_up_replica(self, worker: int, message: messages.worker.TakeUp, descriptors: tuple[int, ...] = ()) -> None:
-        """Tell the worker to take part with its replica. Another host says where that is there."""
-        if not self._seats[worker].elsewhere:
-            message.area = self._cluster.replicas_here.area(worker)
-        self._send(worker, message, descriptors)
+            self._send(worker, message, (descriptor,))
 
     def _void(self, worker: int) -> None:
         """No copy comes to that worker any more: it has the replica that it had."""

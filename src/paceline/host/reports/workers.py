@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING, cast
 from paceline.core.items import Beginning, Update, Version
 from paceline.core.state_edits import StateEdit
 from paceline.host.attachments import write_attached
-from paceline.host.claims import Owner
 from paceline.host.events import Report, WorkerEnded, WorkerSaid
+from paceline.host.version_items import written_by
 from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
-
-
-def beginning_of(worker: int) -> Owner:
-    """Who claims the place of what the worker's script begins with, until all begin with that."""
-    return "beginning", worker
 
 
 class WorkerReports:
@@ -135,5 +130,5 @@ class WorkerReports:
             self._cluster.joins.keep_beginning(Beginning(worker))
         else:
             self._cluster.commits.adopted(worker)
-        self._cluster.shelf.release(beginning_of(worker))
+        self._cluster.shelf.release(written_by(worker))
         self._cluster.others.adopted(worker, descriptors[0] if descriptors else None, changes)
