@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.choice import Choice, choose
+from paceline.core.choice import choose
 from paceline.core.facts import TrainingBegan
 from paceline.errors import ConfigError
 from paceline.protocols import registry
@@ -69,12 +69,6 @@ def test_a_protocol_is_chosen_again_with_all_its_parameters(tmp_path: Path, prot
     assert opened(simulated(tmp_path / "run", protocol)).choice == choice
 
 
-def recorded(first: str) -> Choice:
-    """What is read for a run of `sync-switch` that was recorded with this first part."""
-    plain = choose("sync-switch", registry()).to_plain()
-    return choice_of({"protocol": plain | {"config": plain["config"] | {"first": first}}}, registry())
-
-
 @pytest.mark.parametrize("typed", ["hsp", "hsp:idle=always", "hsp:stale=accumulate,order=rank", "dssp:upper=8", "bsp"])
 def test_a_part_is_recorded_with_all_its_parameters_and_shown_with_those_that_differ(typed: str) -> None:
     choice = choose(f"sync-switch:first={typed}", registry())
@@ -82,13 +76,6 @@ def test_a_part_is_recorded_with_all_its_parameters_and_shown_with_those_that_di
     assert plain["config"]["first"] == str(choose(typed, registry()))
     assert choice_of({"protocol": plain}, registry()) == choice
     assert choice.parameters()["first"].partition(":")[0] == typed.partition(":")[0]
-
-
-def test_a_part_that_an_earlier_version_recorded_without_its_defaults_keeps_those_of_then() -> None:
-    of_then = choose("hsp:order=ready,idle=none,stale=next,broadcast=order", registry())
-    assert recorded("hsp").parts[0] == of_then
-    assert recorded("hsp:idle=always").parts[0] == choose("hsp:idle=always,stale=next,broadcast=order", registry())
-    assert recorded("asp").parts[0] == choose("asp", registry())
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

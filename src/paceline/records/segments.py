@@ -160,24 +160,10 @@ def segment_at(segments: Sequence[Segment], at: float) -> Segment:
     return next((one for one in reversed(segments) if one.at <= at), segments[0])
 
 
-FORMER = {"hsp": {"idle": "none", "stale": "next", "broadcast": "order"}}
-"""By protocol: the defaults of these parameters from when parts were recorded without their defaults."""
-
-
 def choice_of(config: Mapping[str, Any], known: Mapping[str, Spec]) -> Choice:
     """Return the protocol that a run began with, from its configuration."""
     name, recorded = config["protocol"]["name"], config["protocol"]["config"]
-    parts = known[name].parts if name in known else ()
     settings = ",".join(
-        f"{key}={_with_former(value) if key in parts else value if isinstance(value, str) else written(value)}"
-        for key, value in recorded.items()
+        f"{key}={value if isinstance(value, str) else written(value)}" for key, value in recorded.items()
     )
     return choose(f"{name}:{settings}" if settings else name, known)
-
-
-def _with_former(part: str) -> str:
-    name, _, settings = part.partition(":")
-    given = settings.split(",") if settings else []
-    unsaid = FORMER.get(name, {}).keys() - {setting.partition("=")[0] for setting in given}
-    whole = ",".join([*given, *(f"{key}={value}" for key, value in FORMER.get(name, {}).items() if key in unsaid)])
-    return f"{name}:{whole}" if whole else name
