@@ -20,8 +20,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cache
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, get_args
@@ -665,10 +663,18 @@ def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
             "SELECT facts.id, facts.kind, facts.body, orders.kind, orders.body, orders.why "
             "FROM facts LEFT JOIN orders ON orders.fact = facts.id ORDER BY facts.id, orders.position"
         )
-        for _, group in groupby(rows, key=itemgetter(0)):
-            first, *rest = group
-            orders = () if first[3] is None else tuple([_order(*row[3:]) for row in (first, *rest)])
-            yield FACTS[first[1]].decode(first[2]), orders
+        fact: Fact | None = None
+        number = None
+        orders: list[Order] = []
+        for row, kind, body, *order in rows:
+            if row != number:
+                if fact is not None:
+                    yield fact, tuple(orders)
+                number, fact, orders = row, FACTS[kind].decode(body), []
+            if order[0] is not None:
+                orders.append(_order(*order))
+        if fact is not None:
+            yield fact, tuple(orders)
 
 
 def _order(kind: str, body: str, why: str) -> Order:

@@ -149,7 +149,7 @@ def measure(
     parts = "compute, push, wait, pull, other, to_device, from_device"
     steps = f"SELECT worker, began, {parts} FROM step_times ORDER BY rowid"
     for worker, *times in ledger.execute(steps):
-        if worker in tally.shares:
+        if worker in tally.model.hosts:
             tally.step_times(worker, StepTimes(*times))
     at("fetches")
     for fetch in read_fetches(ledger):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.core.choice import Choice
-from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerJoined
+from paceline.core.facts import Fact, GradientReady
 from paceline.core.orders import Order
 from paceline.errors import ConfigError
 from paceline.files import read_json, write_whole
@@ -142,7 +142,8 @@ class Tally:
     model: RunModel = field(default_factory=RunModel)
     undone_before: Stretch = field(default_factory=Stretch)
     """What was undone when the run was resumed. No other field counts it."""
-    shares: dict[int, WorkerTotals] = field(default_factory=dict)
+    shares: defaultdict[int, WorkerTotals] = field(default_factory=lambda: defaultdict(WorkerTotals))
+    """By worker."""
     steps: int = 0
     """Applied updates, without those lost with a replica."""
     staleness: Counter[int] = field(default_factory=Counter)
@@ -160,14 +161,8 @@ class Tally:
     def record(self, fact: Fact, orders: Sequence[Order]) -> Moment:
         """Count a fact and its orders. Return what the model says of them."""
         moment = self.model.record(fact, orders)
-        match fact:
-            case GradientReady():
-                self.counted = self.counted and fact.samples is not None
-            case TrainingBegan():
-                for worker, _, _ in fact.members:
-                    self.shares.setdefault(worker, WorkerTotals())
-            case WorkerJoined():
-                self.shares.setdefault(fact.worker, WorkerTotals())
+        if isinstance(fact, GradientReady):
+            self.counted = self.counted and fact.samples is not None
         for outcome in moment.outcomes:
             if isinstance(outcome, Applied):
                 self.shares[outcome.worker].stale = self._count(outcome, 1)
@@ -270,7 +265,7 @@ class Tally:
             "versions": len(self.recorded_versions) if protocol.spec.family == "decentralized" else model.versions,
             "steps_per_second": steps / wall if wall else 0.0,
             "samples_per_second": None if samples is None else samples / wall if wall else 0.0,
-            "per_worker": [self._row(worker, ended, copied) for worker in sorted(self.shares)],
+            "per_worker": [self._row(worker, ended, copied) for worker in sorted(model.hosts)],
             **({"per_host": [self._host(host) for host in sorted(self.exchanges)]} if self.exchanges else {}),
             "staleness": {
                 "mean": total / steps if steps else None,
@@ -362,7 +357,7 @@ class Tally:
         return None if last.left in (None, "interrupted") else {"reason": last.left, "at": last.ended}
 
     def _host(self, host: str) -> dict[str, Any]:
-        shares = {worker: share for worker, share in sorted(self.shares.items()) if self.model.hosts[worker] == host}
+        shares = {worker: self.shares[worker] for worker, on in sorted(self.model.hosts.items()) if on == host}
         exchange = self.exchanges[host]
         return {
             "host": host,
