@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
-from unittest.mock import Mock, call
-
-import pytest
+from unittest.mock import Mock
 
 from paceline.core.items import Item, Update, Version
 from paceline.core.shards import Shard
@@ -98,19 +95,17 @@ class Company:
 
     def __init__(self, shards: Sequence[Shard] = (HEAD, B, C)) -> None:
         self.told: list[tuple[str, messages.Message]] = []
-        self.server = Mock(is_own=lambda update: update.worker < 2)
+        self.server = Mock()
         self.others = Arrivals("head", self.server, self._tell)
         self.others.begin([one.host for one in shards if one != HEAD])
-        self.carrier, self.shelf, self.done, self.cut = Carrier(), Shelf(), Mock(), Mock()
+        self.shelf, self.done, self.cut = Shelf(), Mock(), Mock()
         self.head = Mock(shards=shards, shelf=self.shelf, newest=7, may_move=True)
         self.head.name = "head"
         self.head.shares = Shares(Mock(), self.others)
-        self.head.shard_server = self.server
         for version in (6, 7):
             self.shelf.put(Version(version), ("step", version), range(10))
-        carrier: Any = self.carrier
         self.directory = Mock(leaving=())
-        self.moves = Moves(self.head, self.others, carrier, self.directory, on_moved=self.cut)
+        self.moves = Moves(self.head, self.others, self.directory, on_moved=self.cut)
 
     def _tell(self, host: str, message: messages.Message) -> None:
         self.told.append((host, message))
@@ -146,7 +141,7 @@ def test_no_version_is_freed_and_none_is_made_until_the_range_has_moved() -> Non
     assert company.shelf.claimed(MOVING) == (Version(6), Version(7))
     assert company.moves.awaits("b", number)
     assert not company.moves.awaits("c", number)
-    assert not company.moves.goes_on(None, STATE)
+    company.moves.goes_on(None, STATE)
     assert company.moves.rests()
     assert not company.moves.taken("b"), "another host takes it over"
     assert company.moves.taken("c")
@@ -165,7 +160,7 @@ def test_the_host_beside_is_told_what_it_may_lack_and_the_one_that_leaves_gets_n
         company.others.bring(update.worker, update, Mock(return_value=None))
     for host in ("b", "c"):
         company.others.stored(host, ARRIVED, 0.0)
-    company.others._comes(ARRIVED, "head", 0.0)
+    company.others.stored("head", ARRIVED, 0.0)
     company.told.clear()
     company.begins()
     company.moves.goes_on(None, STATE)
@@ -175,27 +170,14 @@ def test_the_host_beside_is_told_what_it_may_lack_and_the_one_that_leaves_gets_n
     assert company.told == [("c", host_messages.Bring((0, 9, "update"), None))]
 
 
-def test_the_head_takes_a_range_over_with_what_it_lacks() -> None:
+def test_the_heads_own_host_takes_a_range_over_as_another_one_does() -> None:
     company = Company((HEAD, B))
-    then = Mock(return_value=None)
-    for update in (HERE, COMING, ARRIVED):
-        company.others.bring(update.worker, update, then)
-    company.others._comes(HERE, "head", 0.0)
+    company.others.bring(2, COMING, Mock(return_value=None))
     company.begins()
-    assert company.moves.goes_on(None, STATE)
-    file = os.memfd_create("state")
-    company.moves.takes(file)
-    assert company.head.store.send.call_args == call(messages.store.ExtendRange(40, 60), (file,))
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.close(file)
-    company.server.widen.assert_called_once_with(B)
-    assert company.carrier.again.call_args.args[0](COMING)
-    assert not company.carrier.again.call_args.args[0](Version(7))
-    assert list(company.carrier.fetched) == [Version(6), Version(7), HERE]
-    taking = company.server.taking
-    assert (HERE in taking.had, COMING in taking.had) == (True, False)
-    taking.drop(HERE)
-    company.carrier.comes(Version(6), Version(7))
+    company.moves.goes_on(None, STATE)
+    company.server.take.assert_called_once_with(host_messages.TakeRange("b", 40, 60, [6, 7], [], STATE))
+    assert company.told == []
+    assert company.moves.taken("head")
     company.done.assert_called_once_with([Shard("head", 0, 60)], 7)
 
 
@@ -215,7 +197,7 @@ def test_a_range_waits_for_states_that_are_on_their_way() -> None:
 def test_a_range_whose_state_can_not_be_packed_ends_the_run() -> None:
     company = Company()
     company.begins()
-    assert not company.moves.goes_on("it has a lambda", None)
+    company.moves.goes_on("it has a lambda", None)
     company.head.loses.assert_called_once_with("host b leaves, and its range can't move: it has a lambda")
 
 

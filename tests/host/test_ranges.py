@@ -32,6 +32,7 @@ class Company:
         choice = choose("bsp", registry())
         self.plan = plan(choice.spec, choice.unapplied, 4)
         self.shelf, self.carrier, self.reports, self.store = Shelf(), Mock(), Reports(), Mock(lost=False)
+        self.lose = Mock()
         self.attachments = Mock(take_file=lambda attached: os.memfd_create("state"))
         self.attachments.comes.return_value = [STATE]
         self.ranges = ShardServer(
@@ -46,6 +47,7 @@ class Company:
             away=lambda version: True,
             own={OWN},
             idle_cores=lambda: 1,
+            lose=self.lose,
         )
         assert self.shelf.put(Version(0), ("beginning",), self.plan.shared) == 0
         self.ranges.begins(0, None)
@@ -268,7 +270,15 @@ def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more() -> N
     company = Company()
     company.ranges.take(TAKES)
     company.carrier.fetch.call_args.args[3]("host c has ended")
-    company.store.lose.assert_called_once_with("it was to take over the range of host c: host c has ended")
+    company.lose.assert_called_once_with("it was to take over the range of host c: host c has ended")
+
+
+def test_a_host_without_room_for_the_state_makes_no_versions_any_more() -> None:
+    company = Company()
+    company.attachments.comes.side_effect = OSError(28, "No space left on device")
+    company.ranges.take(TAKES)
+    why = "the optimizer's state has no room here: No space left on device"
+    company.lose.assert_called_once_with(f"it was to take over the range of host c: {why}")
 
 
 def test_an_update_that_is_expected_is_not_said_to_be_here_before_it_is_brought() -> None:

@@ -27,6 +27,9 @@ class Authority(Protocol):
     def store_reports(self) -> StoreOwner:
         """What hears the host's process, but for what each host's process says."""
 
+    def loses(self, why: str) -> None:
+        """A range of each version can't be made any more: no version can."""
+
     def buffers_of(self, total: Sum) -> Sequence[Buffers]:
         """The buffers behind the updates in that sum, which another host makes."""
 

@@ -208,6 +208,7 @@ class Host:
             away=self.versions.away,
             own=self._own,
             idle_cores=self._idle_cores,
+            lose=self.store.lose if self._authority is None else self._authority.loses,
             buffers_of=None if self._authority is None else self._authority.buffers_of,
         )
         self.versions.maker = self.ranges.maker

@@ -62,7 +62,7 @@ class OtherHosts:
         self.made_at: dict[int, float] = {}
         """By version: when it was made. Those made last are remembered."""
         self.reports = RemoteReports(cluster, self, report, now)
-        self.moves = Moves(cluster, cluster.arrivals, carrier, directory, on_moved=self._recut)
+        self.moves = Moves(cluster, cluster.arrivals, directory, on_moved=self._recut)
         """Moves ranges of versions between hosts, if several make some."""
 
     # --- what they are told: see `Cluster` ----------------------------------------------------------

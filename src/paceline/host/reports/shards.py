@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -41,39 +40,34 @@ class ShardReports:
                 if not cluster.others.moves.taken(host):
                     raise MessageUnreadable("it was to take over no range")
             case host_messages.StatePacked(number=number) if cluster.others.moves.awaits(host, number):
-                if cluster.others.moves.goes_on(event.error, event.attached):
-                    assert event.attached is not None
-                    self._bring_share(
-                        host, event.attached, lambda file: cluster.others.moves.takes(os.dup(file)), cluster.loses
-                    )
+                if event.attached is not None:
+                    cluster.others.attachments.require_new(event.attached, host)
+                cluster.others.moves.goes_on(event.error, event.attached)
             case host_messages.StatePacked(number=number, error=error, attached=None):
                 cluster.shares.came(number, error, None)
             case host_messages.StatePacked(number=number, error=error, attached=Attached() as attached):
-                shares = cluster.shares
-                self._bring_share(
-                    host,
-                    attached,
-                    lambda file: shares.came(number, error, file),
-                    lambda why: shares.came(number, why, None),
-                )
+                self._bring_share(host, attached, number, error)
             case host_messages.ShardLost(why=why):
                 cluster.others.shard_lost(host, why)
 
-    def _bring_share(
-        self, host: str, attached: Attached, there: Callable[[int], object], lacks: Callable[[str], object]
-    ) -> None:
+    def _bring_share(self, host: str, attached: Attached, number: int, error: str | None) -> None:
         """Bring that host's share of the optimizer's state, and pass its file on."""
-        others, fetched = self._cluster.others, host_messages.AttachmentFetched(attached.name)
+        others, shares, fetched = (
+            self._cluster.others,
+            self._cluster.shares,
+            host_messages.AttachmentFetched(attached.name),
+        )
 
         def here(file: int) -> None:
-            there(file)
+            shares.came(number, error, file)
             others.tell_host(host, fetched)
+
+        def lacks(why: str) -> None:
+            shares.came(number, f"host {host}'s part of it {why}", None)
 
         others.attachments.require_new(attached, host)
         try:
-            others.attachments.bring_file(
-                attached, host, here, lambda why: lacks(f"host {host}'s part of it can't come: {why}")
-            )
+            others.attachments.bring_file(attached, host, here, lambda why: lacks(f"can't come: {why}"))
         except OSError as full:
-            lacks(f"host {host}'s part of it has no room here: {full.strerror}")
+            lacks(f"has no room here: {full.strerror}")
             others.tell_host(host, fetched)

@@ -143,17 +143,9 @@ class Arrivals:
             one.lacking.add(WIDER)
         return list(self._arrived)
 
-    def coming(self) -> list[Update | Sum]:
-        """What is on its way to some host."""
-        return list(self._coming)
-
-    def lacks_here(self, item: Update | Sum) -> bool:
-        """Whether that is on its way to the head's host."""
-        return self._head in self._coming[item].lacking
-
     def taken(self, at: float) -> list[Fact]:
         """The range is taken over. Return what has happened: these updates have arrived."""
-        return [fact for item in self.coming() if (fact := self._comes(item, WIDER, at)) is not None]
+        return [fact for item in list(self._coming) if (fact := self._comes(item, WIDER, at)) is not None]
 
     def at(self, host: str) -> ShardHost:
         """Return what is commanded there."""

@@ -9,12 +9,12 @@
     ── Shards, to all ─────────────►  and goes
     the next version is made
 
-The head itself may be the one that takes over. Nothing is undone: the next version is made of the same as without that.
+The host that takes over may be the head's own, which is told so by a call. Nothing is undone: the next version is made
+of the same as without that.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,6 @@ from paceline.core.shards import Shard, heir, taken_over
 from paceline.host import messages as host_messages
 from paceline.host.claims import Owner
 from paceline.host.events import Attached
-from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
 
 if TYPE_CHECKING:
@@ -115,12 +114,11 @@ class Moves:
         self,
         head: Cluster,
         arrivals: Arrivals,
-        carrier: TransferManager | None,
         directory: HostDirectory | None,
         *,
         on_moved: Callable[[Sequence[Shard], str], object],
     ) -> None:
-        """`carrier` and `directory`: None if there are no other hosts.
+        """`directory`: None if there are no other hosts.
 
         `on_moved(shards, left)` is told who makes versions from now on, and whose range has moved.
         """
@@ -128,7 +126,6 @@ class Moves:
         self._directory = directory
         self._on_moved = on_moved
         self._arrivals = arrivals
-        self._carrier = carrier
         self._wanted: deque[_Move] = deque()
         self._now: _Move | None = None
 
@@ -162,22 +159,14 @@ class Moves:
         """Whether that share of the host is what moves with its range."""
         return self._now is not None and (self._now.host, self._now.number) == (host, number)
 
-    def goes_on(self, error: str | None, state: Attached | None) -> bool:
-        """The share lies at its host, or can't be packed. Return whether the head takes it over, and is to fetch it."""
+    def goes_on(self, error: str | None, state: Attached | None) -> None:
+        """The share lies at its host, or can't be packed."""
         move = self._now
         assert move is not None
         if error is not None or state is None:
             self._head.loses(f"host {move.host} leaves, and its range can't move: {error}")
-            return False
-        if move.by == self._head.name:
-            return True
-        self._head.shares.when_idle(partial(self._hand_over, move, state))
-        return False
-
-    def takes(self, state: int) -> None:
-        """The head takes the range over, and has its share of the state in that file, which is closed here."""
-        assert self._now is not None
-        self._head.shares.when_idle(partial(self._take, self._now, state))
+        else:
+            self._head.shares.when_idle(partial(self._hand_over, move, state))
 
     def taken(self, host: str) -> bool:
         """That host has taken the range over. Return whether it was to."""
@@ -201,7 +190,7 @@ class Moves:
     def _is_taken(self) -> None:
         move, head = self._now, self._head
         assert move is not None
-        self._now = head.shard_server.taking = None
+        self._now = None
         shards = taken_over(head.shards, move.host, move.by)
         head.recut(shards)
         self._on_moved(shards, move.host)
@@ -211,29 +200,11 @@ class Moves:
         head.commits.go_on()
 
     def _hand_over(self, move: _Move, state: Attached) -> None:
-        """Have another host take the range over."""
+        """Have it taken over."""
         arrived = [fields_of(item) for item in self._arrivals.leaves(move.host)]
         versions = [version.version for version in self._versions()]
         begin, end = self._range_of(move.host)
         self._arrivals.at(move.by).take(host_messages.TakeRange(move.host, begin, end, versions, arrived, state))
-
-    def _take(self, move: _Move, state: int) -> None:
-        """Take the range over here."""
-        head, carrier = self._head, self._carrier
-        assert carrier is not None  # the range is another host's
-        source, is_own = Shard(move.host, *self._range_of(move.host)), head.shard_server.is_own
-        arrived = [item for item in self._arrivals.leaves(move.host) if not is_own(item)]
-        coming = [item for item in self._arrivals.coming() if not is_own(item)]
-        head.store.send(messages.store.ExtendRange(source.begin, source.end), (state,))
-        os.close(state)
-        lacking = [version for version in self._versions() if head.versions.away(version)]
-        had = [item for item in coming if not self._arrivals.lacks_here(item)]
-        taking = head.shard_server.taking = Taking(
-            source, dict.fromkeys(arrived), {*arrived, *had}, carrier, then=self._is_taken, lost=head.loses
-        )
-        head.shard_server.widen(source)
-        carrier.again(lambda item: isinstance(item, Update | Sum))
-        taking.begin(lacking, dict.fromkeys(had, _nothing))
 
     def _versions(self) -> list[Version]:
         """Those that are needed somewhere."""
@@ -242,7 +213,3 @@ class Moves:
 
     def _range_of(self, host: str) -> tuple[int, int]:
         return next((begin, end) for name, begin, end in self._head.shards if name == host)
-
-
-def _nothing() -> None:
-    """What is coming has a place here, and counts once all hosts have it."""

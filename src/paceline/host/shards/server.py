@@ -75,13 +75,14 @@ class ShardServer:
         away: Callable[[Version], bool],
         own: Container[int],
         idle_cores: Callable[[], int],
+        lose: Callable[[str], object],
         buffers_of: Callable[[Sum], Sequence[Buffers]] | None = None,
     ) -> None:
         """`carrier`: None if there are no other hosts. `head` is told what the optimizer has for the range.
 
         `away(version)`: whether some of it has to be brought here. `own` are this host's workers, whose updates are
-        here. `idle_cores`: see `RangeMaker`. `buffers_of(total)` come along with a sum where workers' buffers are kept:
-        on the head's host. None elsewhere.
+        here. `idle_cores`: see `RangeMaker`. `lose(why)`: the range can't be made any more. `buffers_of(total)` come
+        along with a sum where workers' buffers are kept: on the head's host. None elsewhere.
         """
         self.maker = RangeMaker(shelf, plan, store, idle_cores, tells=carrier is not None)
         self.shard = shard
@@ -96,8 +97,9 @@ class ShardServer:
         self._attachments = attachments
         self._head = head
         self._away = away
+        self._lose = lose
         self._own = own
-        self.taking: Taking | None = None
+        self._taking: Taking | None = None
         """What is lacking to make another host's range as well."""
         self._buffers_of = buffers_of
         self._bringing: dict[Update | Sum, set[Item]] = {}
@@ -133,7 +135,7 @@ class ShardServer:
         if isinstance(item, Sum):
             assert source is not None
             self._hosts[item] = source
-        if self.is_own(item):
+        if self._is_own(item):
             if self._shelf.has(item):
                 self._shelf.claim(_brought(item), item)
                 self._report(host_messages.Stored(fields_of(item)))
@@ -151,11 +153,11 @@ class ShardServer:
 
     def parts_of(self, item: Update | Sum) -> Shard | None:
         """Where another host's range of it is to come from, if it is taken over and the rest is here."""
-        return self.taking.source if self.taking is not None and item in self.taking.arrived else None
+        return self._taking.source if self._taking is not None and item in self._taking.arrived else None
 
     def had(self, item: Update | Sum) -> bool:
         """Whether this host's own range of it is here, and another's comes, too."""
-        return self.taking is not None and item in self.taking.had
+        return self._taking is not None and item in self._taking.had
 
     def place_of(self, item: Update | Sum) -> int:
         """Lay out a place for what is to come, and return it. The head has one for it, too."""
@@ -174,8 +176,8 @@ class ShardServer:
 
     def drop(self, item: Update | Sum) -> None:
         """No version will have what is here of that, or on its way."""
-        if self.taking is not None:
-            self.taking.drop(item)
+        if self._taking is not None:
+            self._taking.drop(item)
         for part in self._bringing.pop(item, ()):
             self._carries.cancel(_brought(part))
         self._needs_no_more(item)
@@ -198,42 +200,42 @@ class ShardServer:
 
     def take(self, order: host_messages.TakeRange) -> None:
         """See `ShardHost`. No version is made meanwhile."""
-        versions = [version for version in map(Version, order.versions) if self._away(version)]
-        lacking: list[Item] = [*versions, *self._attachments.comes(order.state, order.host)]
+
+        def lost(why: str) -> None:
+            self._lose(f"it was to take over the range of host {order.host}: {why}")
+
+        lacking: list[Item] = [version for version in map(Version, order.versions) if self._away(version)]
+        try:
+            lacking += self._attachments.comes(order.state, order.host)
+        except OSError as full:
+            lost(f"the optimizer's state has no room here: {full.strerror}")
+            return
         state = self._attachments.take_file(order.state)
         known = [
             item
             for owner, item, _ in self._shelf.claims()
             if isinstance(item, Update | Sum) and owner == _brought(item)
         ]
-        elsewhere = dict.fromkeys(item for item in (*known, *self._bringing) if not self.is_own(item))
+        elsewhere = dict.fromkeys(item for item in (*known, *self._bringing) if not self._is_own(item))
         arrived = dict.fromkeys(item for item in map(summand_of, order.arrived) if item in elsewhere)
         coming = [item for item in elsewhere if item not in arrived]
         had = {item for item in elsewhere if item not in self._bringing.get(item, ())}
         for item in self._bringing:
             self._carries.cancel(_brought(item))
         source = Shard(order.host, order.begin, order.end)
-        self.widen(source)
+        own = [self.shard] if self.shard.begin < self.shard.end else []
+        (self.shard,) = taken_over([*own, source], source.host, self.shard.host)
 
         def there() -> None:
-            self.taking, self.maker.rests = None, False
+            self._taking, self.maker.rests = None, False
             self._store.send(messages.store.ExtendRange(order.begin, order.end), (state,))
             os.close(state)
             self._report(host_messages.RangeTaken())
             self.maker.go_on()
 
-        def lost(why: str) -> None:
-            self._store.lose(f"it was to take over the range of host {order.host}: {why}")
-
         self.maker.rests = True
-        self.taking = Taking(source, arrived, had, self._carries, there, lost)
-        self.taking.begin(lacking, {item: partial(self._came, item, item) for item in coming})
-
-    def widen(self, source: Shard) -> None:
-        """That host's range is to come here as well from now on, of what comes."""
-        own = [self.shard] if self.shard.begin < self.shard.end else []
-        (wider,) = taken_over([*own, source], source.host, self.shard.host)
-        self.shard = wider
+        self._taking = Taking(source, arrived, had, self._carries, there, lost)
+        self._taking.begin(lacking, {item: partial(self._came, item, item) for item in coming})
 
     # --- what the store process says -----------------------------------------------------------
 
@@ -290,7 +292,7 @@ class ShardServer:
             self._bringing.pop(item, None)
             self._report(host_messages.Stored(fields_of(item)))
 
-    def is_own(self, item: Update | Sum) -> bool:
+    def _is_own(self, item: Update | Sum) -> bool:
         """Whether it is of this host's workers: all of it is here."""
         return item.worker in self._own if isinstance(item, Update) else self._hosts[item] == self.shard.host
 
