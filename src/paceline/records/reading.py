@@ -162,7 +162,7 @@ def measure(
     at("evaluations")
     for version, metric, value in ledger.execute("SELECT version, metric, value FROM evaluations ORDER BY rowid"):
         tally.evaluated(version, {metric: value})
-    for version in unmeasured(ledger):
+    for version in note(ledger, "unmeasured", []):  # `evaluate` gave no metric for these
         tally.evaluated(version, {})
     at("scalars")
     for row in logged_of(ledger, metrics):
@@ -203,10 +203,15 @@ def read_fetches(ledger: sqlite3.Connection) -> Iterator[FetchTimes]:
         yield FetchTimes(**dict(zip(columns, row, strict=True)))
 
 
+def note(ledger: sqlite3.Connection, key: str, default: Any) -> Any:
+    """Return what the run noted under this key of the table `run`."""
+    row = ledger.execute("SELECT value FROM run WHERE key = ?", (key,)).fetchone()
+    return default if row is None else json.loads(row[0])
+
+
 def moved(ledger: sqlite3.Connection) -> dict[str, float]:
     """Return the CPU seconds that moving bytes has taken, by host, as the run noted them."""
-    row = ledger.execute("SELECT value FROM run WHERE key = ?", (MOVED,)).fetchone()
-    found = {} if row is None else json.loads(row[0])
+    found = note(ledger, MOVED, {})
     known = found.items() if isinstance(found, dict) else ()
     return {host: seconds for host, seconds in known if isinstance(seconds, int | float)}
 
@@ -252,12 +257,6 @@ def read_before(folder: Path) -> Before:
                 for epoch, nth, result in ledger.execute("SELECT epoch, nth, result FROM agreed")
             },
         )
-
-
-def unmeasured(ledger: sqlite3.Connection) -> Any:
-    """Return the list of recorded versions for which `evaluate` gave no metric, as the run noted it."""
-    row = ledger.execute("SELECT value FROM run WHERE key = 'unmeasured'").fetchone()
-    return [] if row is None else json.loads(row[0])
 
 
 def open_run(folder: Path, known: Mapping[str, Spec]) -> RecordedRun:

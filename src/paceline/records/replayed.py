@@ -263,16 +263,13 @@ def _leases(sides: _Sides, tell: Tell) -> int:
     rows = sides.both(f"SELECT worker, stay, during, epoch, batch FROM ({_LEASES}) ORDER BY worker, stay, number")
     last = dict(sides.again.execute(f"SELECT worker, max(last) FROM ({_LEASES}) GROUP BY worker"))
     then, now = (_grouped(side, 2) for side in rows)
-    both = 0
-    for worker, stay in sorted(then.keys() | now.keys()):
+    for (worker, stay), place, one, other in _differing(then, now):
         whole = worker in sides.finished and stay == last.get(worker)  # how far it came before it died is chance
-        leases = (side.get((worker, stay), []) for side in (then, now))
-        for number, (one, other) in enumerate(_pairs(*leases), 1):
-            both += ABSENT not in (one, other)
-            if one != other and (whole or ABSENT not in (one, other)):
-                key = {"worker": worker, "number": number}
-                tell("leases", f"lease {number} of worker {worker}", key, "[during, epoch, batch]", one, other)
-    return both
+        if whole or ABSENT not in (one, other):
+            number = place + 1
+            key = {"worker": worker, "number": number}
+            tell("leases", f"lease {number} of worker {worker}", key, "[during, epoch, batch]", one, other)
+    return sum(min(len(then[process]), len(now[process])) for process in then.keys() & now.keys())
 
 
 def _steps(sides: _Sides, tell: Tell) -> int:
@@ -335,13 +332,11 @@ def _recorded(sides: _Sides) -> set[int]:
 
 def _consensus(sides: _Sides, tell: Tell) -> int:
     query = "SELECT version, replicas, distance FROM consensus ORDER BY version"
-    then, now = (_grouped(side, 1) for side in sides.both(query))
-    compared = [(version,) for version in sorted(_recorded(sides)) if (version,) in then or (version,) in now]
-    for key in compared:
-        for one, other in _pairs(then.get(key, []), now.get(key, [])):
-            if one != other:
-                tell("consensus", f"version {key[0]}", {"version": key[0]}, "[replicas, distance]", one, other)
-    return len(compared)
+    both = _recorded(sides)
+    then, now = (_grouped([row for row in side if row[0] in both], 1) for side in sides.both(query))
+    for (version,), _, one, other in _differing(then, now):
+        tell("consensus", f"version {version}", {"version": version}, "[replicas, distance]", one, other)
+    return len(then.keys() | now.keys())
 
 
 def _evaluations(sides: _Sides, tell: Tell, excused: Collection[str]) -> int:
@@ -350,10 +345,9 @@ def _evaluations(sides: _Sides, tell: Tell, excused: Collection[str]) -> int:
     then, now = (
         _grouped([row for row in side if row[0] in both and row[1] not in excused], 2) for side in sides.both(query)
     )
-    for version, metric in sorted(then.keys() | now.keys()):
-        for one, other in _pairs(then.get((version, metric), []), now.get((version, metric), [])):
-            if one != other and (sides.evaluated or ABSENT not in (one, other)):
-                tell("evaluations", f"version {version}", {"version": version, "metric": metric}, metric, one, other)
+    for (version, metric), _, one, other in _differing(then, now):
+        if sides.evaluated or ABSENT not in (one, other):
+            tell("evaluations", f"version {version}", {"version": version, "metric": metric}, metric, one, other)
     return sum(map(len, then.values()))
 
 
@@ -363,21 +357,31 @@ def _scalars(sides: _Sides, tell: Tell, excused: Collection[str]) -> int:
         _grouped([row for row in side if sides.made(*row[:2]) and row[2] not in excused], 3)
         for side in sides.both(query)
     )
-    for worker, step, name in sorted(then.keys() | now.keys()):
+    for (worker, step, name), _, one, other in _differing(then, now):
         key = {"worker": worker, "step": step, "name": name}
-        for one, other in _pairs(then.get((worker, step, name), []), now.get((worker, step, name), [])):
-            if one != other:
-                tell("scalars", f"step {step} of worker {worker}", key, name, one, other)
+        tell("scalars", f"step {step} of worker {worker}", key, name, one, other)
     return sum(map(len, then.values()))
 
 
-def _grouped(rows: Iterable[tuple[Any, ...]], columns: int) -> dict[tuple[Any, ...], list[Any]]:
+_Groups = dict[tuple[Any, ...], list[Any]]
+"""By the first columns of rows: the rest of each row."""
+
+
+def _grouped(rows: Iterable[tuple[Any, ...]], columns: int) -> _Groups:
     """Return the rest of each row by its first columns. A rest of one column is that value itself."""
-    groups: dict[tuple[Any, ...], list[Any]] = {}
+    groups: _Groups = {}
     for key, members in groupby(rows, key=lambda row: row[:columns]):
         rest = [row[columns:] for row in members]
         groups.setdefault(key, []).extend(value[0] if len(value) == 1 else list(value) for value in rest)
     return groups
+
+
+def _differing(then: _Groups, now: _Groups) -> Iterator[tuple[tuple[Any, ...], int, Any, Any]]:
+    """Yield each pair of rows that differ, with the key of their group and their place in it."""
+    for key in sorted(then.keys() | now.keys()):
+        for place, (one, other) in enumerate(_pairs(then.get(key, []), now.get(key, []))):
+            if one != other:
+                yield key, place, one, other
 
 
 def _pairs(then: Iterable[Any], now: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

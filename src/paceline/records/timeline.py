@@ -6,7 +6,6 @@ beside them. All times are seconds since the run's start.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished
 from paceline.core.orders import ApplyUpdate, Order, Reduce
-from paceline.records.reading import model_of
+from paceline.records.reading import model_of, note
 from paceline.records.run_model import Moment, ResumeMark, RunModel, Stay, Switch
 from paceline.records.update_outcomes import Applied
 from paceline.records.waits import Waits, WorkerWait
@@ -184,10 +183,9 @@ class TimelineBuilder:
     def timeline(self, ledger: sqlite3.Connection) -> Timeline:
         """Return the timeline, with the ledger's times of steps and transfers."""
         model, stays = self._model, self._model.stays()
-        protocol = ledger.execute("SELECT value FROM run WHERE key = 'protocol'").fetchone()
         steps, transfers = of_each(stays, read_steps(ledger)), of_each(stays, read_transfers(ledger))
         return Timeline(
-            protocol="" if protocol is None else json.loads(protocol[0])["name"],
+            protocol=note(ledger, "protocol", {"name": ""})["name"],
             began=model.began or 0.0,
             ended=model.at,
             lanes=tuple(self._lane(*one) for one in zip(stays, stays.values(), steps, transfers, strict=True)),

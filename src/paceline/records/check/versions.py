@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeGuard
 from paceline.core.phrases import count
 from paceline.records.check.checking import Checking
 from paceline.records.check.versions_made import VersionsMade
-from paceline.records.reading import unmeasured
+from paceline.records.reading import note
 from paceline.records.recording_schedule import RecordingSchedule
 from paceline.records.violations import (
     CONSENSUS,
@@ -160,7 +160,7 @@ def _evaluations(checking: Checking, recorded: list[int]) -> None:
 
     The ledger notes versions for which `evaluate` gave no metric.
     """
-    silent = unmeasured(checking.run.ledger)
+    silent = note(checking.run.ledger, "unmeasured", [])
     if not isinstance(silent, list) or not all(_whole(version) and version in recorded for version in silent):
         raise Violation(READABLE, "a list of recorded versions", silent, "run", "unmeasured")
     told = [version for version in recorded if version not in silent]
