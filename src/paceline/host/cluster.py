@@ -33,12 +33,14 @@ from paceline.host.attachments import recorded_file
 from paceline.host.contract import Progress, Resumption, Updates, called
 from paceline.host.evaluator import Evaluator
 from paceline.host.events import (
+    Attached,
     Averaged,
     GivenUp,
     HostEvent,
     ProcessLost,
     Report,
     Transferred,
+    WorkerSaid,
 )
 from paceline.host.host import Host, HostReport
 from paceline.host.memory_plan import MemoryPlan
@@ -264,7 +266,7 @@ class Cluster:
 
     def open(self) -> None:
         """Listen to the workers."""
-        self.workers_here.open(self.worker_reports.hear, self.worker_reports.ended)
+        self.here.tell(host_messages.BeginScripts())
         self.others.open()
 
     def gathers(self) -> Mapping[str, messages.worker.Offered] | None:
@@ -397,7 +399,10 @@ class Cluster:
         try:
             match order:
                 case Release(worker=worker, step=step):
-                    if self.seats[worker].trains:
+                    seat = self.seats[worker]
+                    if seat.trains and not seat.elsewhere:
+                        seat.released = step
+                    if seat.trains:
                         if order.parameters == "own":
                             self.replicas.replica(worker)  # NotHere is told as the order comes
                         self.aggregation.released(worker)
@@ -511,7 +516,7 @@ class Cluster:
         What it shows stays claimed until its process ends, as its script may go on with the model.
         """
         seat = self.seats[worker]
-        seat.trains, seat.step, seat.died = False, None, died
+        seat.trains, seat.step, seat.released, seat.died = False, None, None, died
         self.joins.left(worker, died)
         self.aggregation.cancel(worker)
         unapplied = self.replicas.unapplied(worker)
@@ -775,9 +780,22 @@ class Cluster:
         told = host_messages.TakeStep(worker, step, change, order.group, scalars)
         self.tell_replicas(self.others.host_of(worker), told)
 
+    def _hear_worker(self, worker: int, said: messages.worker.FromWorker, attached: Attached | None) -> None:
+        """A worker of the head's own host has said this."""
+        files = []
+        if attached is not None:
+            self.attachments.comes(attached, self.name)
+            files.append(self.attachments.take_file(attached))
+            self.attachments.host_has(self.name, attached.name)
+        self.worker_reports.hear(worker, said, files)
+        if isinstance(said, messages.worker.SnapshotWanted):
+            self.here.tell(host_messages.Look(worker, self.newest, said.hold))
+
     def _hear_here(self, event: HostReport) -> None:
         """The head's own host reports this."""
         match event:
+            case WorkerSaid(worker=worker, message=messages.Message() as said, attached=attached):
+                self._hear_worker(worker, said, attached)
             case FetchTimes():
                 self._report(event.ending(self._now()))
             case Averaged(group=group) | GivenUp(group=group):

@@ -278,7 +278,7 @@ class Host:
             case host_messages.AdmitWorker():
                 self._admit(message)
             case host_messages.JoinWorker(worker=worker):
-                self.seats[worker].trains = self.seats[worker].trained = self.seats[worker].here
+                self.seats[worker].trains = self.seats[worker].trained = self.seats[worker].running
             case host_messages.WorkerGone(worker=worker, died=died, unapplied=unapplied):
                 self.left(worker, died, unapplied)
             case host_messages.ForgetWorker(worker=worker):
@@ -534,7 +534,7 @@ class Host:
 
     def forget(self, worker: int) -> None:
         """All know that the worker's process has ended: nothing is kept for it any more."""
-        self.seats[worker].here = False
+        self.seats[worker].running = False
         if self._carrier is not None:
             self._carrier.cancel(_shown_to(worker))
         self.pushes.gone(worker)
@@ -696,7 +696,7 @@ class Host:
             self._report(host_messages.AttachmentFetched(goes_on.buffers.name))
         with self._came(None if goes_on is None else goes_on.kept) as kept:
             seat = self.seats[worker]
-            if not seat.here:
+            if not seat.running:
                 return
             seat.trains = seat.trained = True
             begin = self._plan.begin(self._spec, tells=self.tells)
@@ -761,8 +761,8 @@ class Host:
         return self.attachments.attach(span, self._head, f"by worker {worker}: ")
 
     def _gone(self, worker: int, status: int) -> None:
-        self.seats[worker].here = False
+        self.seats[worker].running = False
         self._prepared.discard(worker)
-        if self.replicas is not None:
+        if self.replicas is not None and self._authority is None:  # the head says when that is to count
             self.replicas.averaging.gone(worker)
         self._report(WorkerEnded(worker, status))

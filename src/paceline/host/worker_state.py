@@ -17,8 +17,10 @@ class WorkerState:
     worker: int
     elsewhere: bool = False
     """Whether its process is on another host."""
+    running: bool = True
+    """Whether its process runs, as its host knows."""
     here: bool = True
-    """Whether its process runs."""
+    """The same, as the head knows."""
     died: bool = False
     """Whether its process has ended before its script had, while it took part."""
     joined: int = 0
@@ -28,7 +30,9 @@ class WorkerState:
     trained: bool = False
     """Whether it takes part, or did: its script has something to hand over."""
     step: int | None = None
-    """The step that it was last released for, until that is computed."""
+    """The step that its host has told it to compute last, until that is computed."""
+    released: int | None = None
+    """The step that it was last released for, until the head hears what has become of it."""
     scalars: list[dict[str, Any]] = field(default_factory=list)
     """Its optimizer's hyperparameters as of its last update."""
     accelerator: bool = False

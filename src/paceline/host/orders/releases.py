@@ -95,7 +95,7 @@ class Releases:
         Where the worker owns a replica, its host has all that it computes on.
         """
         if order.parameters == "own":
-            self._seats[order.worker].step = order.step
+            self._seats[order.worker].released = order.step
             self._pushes.forget(order.worker)
             self._pushes.lay(order.worker, order.step)
             return
