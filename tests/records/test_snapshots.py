@@ -6,9 +6,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paceline.records.snapshots import FORMAT, SNAPSHOTS, STORE, State, draft_of, folder_of, newest, read, remove_undone
+from paceline.records.snapshots import (
+    FORMAT,
+    SNAPSHOTS,
+    STORE,
+    SnapshotState,
+    draft_of,
+    folder_of,
+    newest,
+    read,
+    remove_undone,
+)
 
-STATE = State(
+STATE = SnapshotState(
     format=FORMAT, fact=0, version=3, at=1.5, steps=6, samples=48, memory=None, leases={}, epoch=0,
     next_steps={0: 4, 1: 3}, scalars={0: [{"lr": 0.1}]}, files={},
 )  # fmt: skip

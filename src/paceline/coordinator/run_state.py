@@ -34,7 +34,7 @@ from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
 from paceline.records.journal import Journal
 from paceline.records.reading import Before
-from paceline.records.snapshots import State
+from paceline.records.snapshots import SnapshotState
 from paceline.scenario.group_links import GroupLinks
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class RunState:
         for part in (self.cluster, *follow):
             part.tell(fact)
 
-    def resume(self, state: State, before: Before) -> None:
+    def resume(self, state: SnapshotState, before: Before) -> None:
         """The run goes on from there, with what it had before."""
         self.data.resumed(state.steps, state.samples)
         self.joining.resumed(state.next_steps)

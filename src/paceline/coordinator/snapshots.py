@@ -26,7 +26,7 @@ from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
 from paceline.records.ledger import Ledger
 from paceline.records.recording_schedule import RecordingSchedule
-from paceline.records.snapshots import FORMAT, KEPT, State, draft_of, folder_of, whole, worker_file
+from paceline.records.snapshots import FORMAT, KEPT, SnapshotState, draft_of, folder_of, whole, worker_file
 
 LOOK_AGAIN = 0.05  # seconds: the ledger writes ten times a second
 LAST_ROUND = 5.0  # seconds that a run which is stopped waits for its round to end: half of what `--drain` gives it
@@ -36,7 +36,7 @@ LAST_ROUND = 5.0  # seconds that a run which is stopped waits for its round to e
 class _Draft:
     """A snapshot that is not whole yet."""
 
-    state: State
+    state: SnapshotState
     folder: Path
     number: int
     awaited: set[str]
@@ -117,7 +117,7 @@ class Snapshots:
         """Set how far apart snapshots are, from the first epoch's samples."""
         self._due.epoch_opened(samples)
 
-    def resumed(self, state: State) -> None:
+    def resumed(self, state: SnapshotState) -> None:
         """The run goes on from there."""
         self._newest, self._version, self._next_steps = state.fact, state.version, dict(state.next_steps)
         self._due.reached(state.samples)
@@ -254,7 +254,7 @@ class Snapshots:
     def _take(self) -> None:
         """Note how things are, and have all that is large written."""
         fact, means = self._ledger.facts, self._data.replicas
-        state = State(
+        state = SnapshotState(
             format=FORMAT,
             fact=fact,
             version=self._versions.newest.version if means else self._version,

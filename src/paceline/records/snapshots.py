@@ -25,7 +25,7 @@ KEPT = 2
 """Whole snapshots that a run keeps, in case the newest is damaged."""
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The contents of `state.json`: the run's state after a fact's orders."""
 
     format: int
@@ -64,7 +64,7 @@ class Snapshot:
     """A whole snapshot."""
 
     folder: Path
-    state: State
+    state: SnapshotState
 
 
 def worker_file(worker: int) -> str:
@@ -106,7 +106,7 @@ def remove_drafts(run: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def newest(run: Path, fits: Callable[[State], str] = lambda state: "") -> tuple[Snapshot | None, list[str]]:
+def newest(run: Path, fits: Callable[[SnapshotState], str] = lambda state: "") -> tuple[Snapshot | None, list[str]]:
     """Return the run's newest whole snapshot, and a line on each newer one that is passed over.
 
     `fits` returns why a snapshot can't be used, or an empty string.
@@ -135,7 +135,7 @@ def whole(run: Path) -> Iterator[Path]:
 
 def read(folder: Path) -> Snapshot:
     """Read a snapshot. Raises OSError, ValueError or a msgspec error if one of its files is damaged."""
-    state = msgspec.json.decode(read_record(folder / STATE), type=State)
+    state = msgspec.json.decode(read_record(folder / STATE), type=SnapshotState)
     if state.format != FORMAT:
         raise ValueError(f"its format is {state.format}; this version of Paceline reads {FORMAT}")
     if f"{state.fact:08d}" != folder.name:

@@ -17,7 +17,7 @@ from paceline.core.phrases import error_line
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun
 from paceline.records.segments import ASKED, LACKING, Segment
-from paceline.records.snapshots import Snapshot, State, folder_of, read
+from paceline.records.snapshots import Snapshot, SnapshotState, folder_of, read
 
 if TYPE_CHECKING:
     from paceline.coordinator.run_policy import Prescribed, RunPolicy
@@ -31,7 +31,7 @@ class RecordedPart:
     recorded: RecordedRun
     begins: Snapshot | None
     """The snapshot that the segment goes on from; None in the first one."""
-    ends: State | None
+    ends: SnapshotState | None
     """The state at its end, from which the next segment goes on; None in the last one."""
 
     @property
@@ -166,7 +166,7 @@ class RecordedPart:
         workers = self.segment.workers
         return deque((samples, workers if replicas is None else replicas) for _, samples, replicas in rows)
 
-    def _mark(self, state: State) -> int:
+    def _mark(self, state: SnapshotState) -> int:
         """Return the last row of `leases` that belongs to this snapshot."""
         (row,) = self.recorded.ledger.execute("SELECT leases FROM marks WHERE snapshot = ?", (state.fact,)).fetchone()
         return int(row)
