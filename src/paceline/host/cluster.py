@@ -46,6 +46,7 @@ from paceline.host.host import Host, HostReport
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.commit_queue import NEWEST, CommitQueue
+from paceline.host.orders.for_others import ForOthers
 from paceline.host.orders.join_handover import JoinHandover
 from paceline.host.orders.releases import step_of
 from paceline.host.orders.snapshots import HostSnapshots
@@ -160,13 +161,8 @@ class Cluster:
         """The head's own host."""
         self.shelf, self.memory, self.versions, self.store = here.shelf, here.memory, here.versions, here.store
         self.store.name = called(spec)
-        self.reducer, self.attachments, self.pushes, self.pulls = (
-            here.reducer,
-            here.attachments,
-            here.pushes,
-            here.pulls,
-        )
-        self.releases = here.releases
+        self.reducer, self.attachments = here.reducer, here.attachments
+        self.pushes, self.releases = here.pushes, here.releases
         assert here.ranges is not None
         assert here.streaming is not None
         self.shard_server, self.streaming = here.ranges, here.streaming
@@ -222,6 +218,7 @@ class Cluster:
             report,
             seats,
         )
+        self._for_others = ForOthers(self.shelf, self.pushes, self.versions, seats, report)
         self.joins = JoinHandover(
             self,
             self.shelf,
@@ -400,18 +397,18 @@ class Cluster:
             match order:
                 case Release(worker=worker, step=step):
                     seat = self.seats[worker]
-                    if seat.trains and not seat.elsewhere:
-                        seat.released = step
                     if seat.trains:
                         if order.parameters == "own":
                             self.replicas.replica(worker)  # NotHere is told as the order comes
                         self.aggregation.released(worker)
                     self.joins.released(worker)
-                    self.releases.carry_out(order)
-                    if not self.seats[worker].elsewhere:
+                    if seat.trains and not seat.elsewhere:
+                        seat.released = step
+                    self._at_workers_host(order)
+                    if not seat.elsewhere:
                         self.begins_step(worker, step)
                 case StartPull():
-                    self.pulls.carry_out(order)
+                    self._at_workers_host(order)
                 case StartPush():
                     if self.seats[order.worker].trains:  # else the machine is about to hear that it has left
                         self._push(order)
@@ -430,6 +427,16 @@ class Cluster:
         finally:
             self._at = None
         self.others.carry_out(order)
+
+    def _at_workers_host(self, order: Release | StartPull | StartPush) -> None:
+        """Have the worker's host do its part. Another host than the head's hears of it after this."""
+        seat = self.seats[order.worker]
+        if not seat.trains:  # the machine is about to hear that the worker has left
+            return
+        if seat.elsewhere:
+            self._for_others.carry_out(order)
+        else:
+            self.here.carry_out(order)
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now, so what the fact says of items takes effect at this moment."""
@@ -638,7 +645,7 @@ class Cluster:
 
     def _push(self, order: StartPush) -> None:
         """Bring the worker's update to the hosts that make versions."""
-        self.pushes.carry_out(order)
+        self._at_workers_host(order)
         arrived, update = partial(self.pushes.arrived, order.worker, order.step), Update(order.worker, order.step)
         if self._network is None:
             self.aggregation.bring(update, arrived)

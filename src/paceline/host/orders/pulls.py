@@ -43,8 +43,7 @@ class Pulls:
         if not self._seats[order.worker].trains:  # the machine is about to hear that the worker has left
             return
         self._shelf.claim(ahead(order.worker), Version(order.version))
-        if not self._seats[order.worker].elsewhere:  # else its own host fetches it
-            self.pull(order.worker, order.version, lambda: None)
+        self.pull(order.worker, order.version, lambda: None)
 
     def pull(self, worker: int, version: int, then: Callable[[], None]) -> None:
         """Bring that version to the worker, and go on once it is made. Whoever needs it has claimed it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.facts import UpdateArrived
@@ -11,7 +11,6 @@ from paceline.core.orders import ApplyUpdate, StartPush
 from paceline.host.contract import NotHere, Updates
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.version_shelf import Shelf
-from paceline.host.worker_state import WorkerState
 
 Pushed = Sequence[tuple[Update | Sum, float]]
 """Updates, and sums of updates, each with its weight, in the order in which they are summed."""
@@ -34,13 +33,11 @@ class Pushes:
         self,
         shelf: Shelf,
         plan: MemoryPlan,
-        seats: Mapping[int, WorkerState],
         on_dropped: Callable[[Update], object],
     ) -> None:
         """`on_dropped` is told of each update that is in a version by now, or will be in none."""
         self._shelf = shelf
         self._plan = plan
-        self._seats = seats
         self._on_dropped = on_dropped
         self._on_the_way: dict[int, dict[int, None]] = {}
         """By worker: steps whose gradient is ready, and whose update has neither arrived nor been dropped."""
@@ -72,17 +69,18 @@ class Pushes:
         self._on_the_way.setdefault(worker, {})[step] = None
 
     def carry_out(self, order: StartPush) -> None:
-        """The worker's update is on its way to the hosts that make versions.
-
-        One of another host has its place on this one, too. Raises NotHere if the update is not ready.
-        """
+        """The worker's update is on its way to the hosts that make versions. Raises NotHere if there is none."""
         worker, step = order.worker, order.step
-        if not self._seats[worker].elsewhere:
-            area = self._plan.area(self._shelf.place(Update(worker, step)))
-            self._lacking.setdefault(worker, {})[step] = _Lacking(area, order.scale)
-        elif step not in self._on_the_way.get(worker, {}):
+        area = self._plan.area(self._shelf.place(Update(worker, step)))
+        self._lacking.setdefault(worker, {})[step] = _Lacking(area, order.scale)
+        self._scales[worker, step] = order.scale
+
+    def comes(self, order: StartPush) -> None:
+        """The same of a worker of another host: its update has a place here, too. Raises NotHere if it is not ready."""
+        worker, step = order.worker, order.step
+        if step not in self._on_the_way.get(worker, {}):
             raise NotHere(f"{Update(worker, step)} is not here")
-        elif not self._shelf.has(Update(worker, step)):
+        if not self._shelf.has(Update(worker, step)):
             self.lay(worker, step)
         self._scales[worker, step] = order.scale
 

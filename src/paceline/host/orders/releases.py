@@ -62,9 +62,6 @@ class Releases:
         seat = self._seats[worker]
         if not seat.trains:  # the machine is about to hear that the worker has left
             return
-        if seat.elsewhere:
-            self._keep(order)
-            return
         seat.step = order.step
         self._unsent.setdefault(worker, [])
         if order.parameters == "own":
@@ -88,23 +85,6 @@ class Releases:
         if version in self._shelf.claimed(ahead(worker)):
             self._shelf.release(ahead(worker))
         self._compute(order, version, lacking if order.parameters == "eager" else [])
-
-    def _keep(self, order: Release) -> None:
-        """Keep the version for a worker of another host, as if it computed here: that host fetches it from here.
-
-        Where the worker owns a replica, its host has all that it computes on.
-        """
-        if order.parameters == "own":
-            self._seats[order.worker].released = order.step
-            self._pushes.forget(order.worker)
-            self._pushes.lay(order.worker, order.step)
-            return
-        version = Version(order.version)
-        self._shelf.claim(step_of(order.worker), version)
-        if order.parameters == "pull" or version in self._shelf.claimed(ahead(order.worker)):
-            self._shelf.release(ahead(order.worker))
-        if order.parameters == "pull" and order.version > self._versions.newest:
-            self._report(AwaitsVersion(order.worker, order.version))
 
     def after(self, worker: int, do: Callable[[], None]) -> None:
         """Call `do` when the worker was told of every release that was ordered until now, or takes no part any more."""
