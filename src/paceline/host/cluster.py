@@ -572,10 +572,7 @@ class Cluster:
 
     def end(self, worker: int) -> None:
         """End the worker's process, once its host has passed on what it has said."""
-        if self.seats[worker].elsewhere:
-            self.others.end(worker, None)
-        else:
-            self.workers_here.end(worker)
+        self._tell_host_of(worker, host_messages.EndWorker(worker, None))
 
     def kill(self, worker: int) -> None:
         """End the worker's process. That is not put off for what it has said and is still on its way."""
@@ -584,10 +581,14 @@ class Cluster:
 
     def give_up(self, worker: int, why: str) -> None:
         """End a worker that can't go on, through no fault of the others."""
+        self._tell_host_of(worker, host_messages.EndWorker(worker, why))
+
+    def _tell_host_of(self, worker: int, message: host_messages.FromHead) -> None:
+        """Tell the worker's host that."""
         if self.seats[worker].elsewhere:
-            self.others.end(worker, why)
+            self.others.tell_worker(worker, message)
         else:
-            self.workers_here.give_up(worker, why)
+            self.here.tell(message)
 
     # --- what other hosts are told and asked ------------------------------------------------------
 

@@ -233,10 +233,6 @@ class OtherHosts:
             if (one := self._workers.get(worker)) is not None:
                 one.host.tell(host_messages.StartWorker(worker))
 
-    def end(self, worker: int, why: str | None) -> None:
-        """Have the worker's process ended. `why`: it can't go on, through no fault of the others."""
-        self.tell_worker(worker, host_messages.EndWorker(worker, why))
-
     def wake(self) -> None:
         """The run is to end: have processes go on that are stopped."""
         for other in self._others.values():
