@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -44,3 +45,13 @@ def test_what_code_in_strings_imports_is_there() -> None:
     missing = [f"{path}: {module}.{name}" for (module, name), path in found.items() if not is_there(module, name)]
     assert len(found) > 50
     assert not missing, "\n".join(missing)
+
+
+def test_each_planted_fault_fits_into_the_code_once_and_its_tests_are_there() -> None:
+    """`make gates GATES=faults` plants them, which nobody does for each change."""
+    root = TESTS.parent
+    for fault in tomllib.loads((TESTS / "gates/faults.toml").read_text())["fault"]:
+        assert (root / fault["file"]).read_text().count(fault["old"]) == 1, fault["name"]
+        for node in fault["found_by"]:
+            path, *_, test = node.partition("[")[0].split("::")
+            assert f"def {test}(" in (root / path).read_text(), f"{fault['name']}: {node}"
