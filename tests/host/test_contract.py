@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from paceline.coordinator.agent import LONG
-from paceline.core.facts import Fact, ParametersTaken, ReduceFailed, ReduceFinished, ReplicaCopied, UpdateArrived
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
+    ReplicaCopied,
+    UpdateArrived,
+)
 from paceline.core.items import Version
 from paceline.core.orders import (
     AdjustTraining,
@@ -42,7 +50,19 @@ from paceline.host.events import (
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.records.times import FetchTimes
-from support.companies import OTHER, PROCESS, STORE, Averagers, Company, averager, company, elsewhere, idle_company
+from paceline.scenario.scenario import Network
+from support.companies import (
+    ADDER,
+    OTHER,
+    PROCESS,
+    STORE,
+    Averagers,
+    Company,
+    averager,
+    company,
+    elsewhere,
+    idle_company,
+)
 from support.run_state import OFFER
 
 HOSTS: dict[str, Callable[..., Company]] = {"local": company, "several": elsewhere}
@@ -1124,6 +1144,18 @@ class TestSeveral:
         three.between.arrives()
         assert [(worker, type(said).__name__) for worker, said in three.told] == [(1, "Compute")]
         assert three.agent._host.items.view(Version(1)).memory[:8] == b"contents"
+
+    def test_updates_that_are_added_up_arrive_where_a_scenario_says_how_fast_groups_average(self) -> None:
+        """Beside tables of hosts, `[network]` may have `within_nodes`. It paces no push."""
+        two = elsewhere(2, "bsp", network=Network(within_nodes=1e9))
+        for worker in range(2):
+            two.carry_out(Release(worker=worker, step=0, version=0))
+        for worker in range(2):
+            two.computed(worker, 0)
+            two.host.tell(GradientReady(worker=worker, step=0, version=0, samples=8, at=0.0))
+            two.carry_out(StartPush(worker=worker, step=0))
+        two.loop.hear(ADDER, messages.store.Summed(1, None))
+        assert [(fact.worker, fact.sum) for fact in two.reports.of(UpdateArrived)] == [(0, 1), (1, 1)]
 
     def test_a_worker_of_another_host_forks_no_store(self) -> None:
         two = elsewhere(2)

@@ -387,7 +387,13 @@ OTHER = "node-1"
 
 
 def elsewhere(
-    workers: int = 3, protocol: str = "asp", *, unapplied: int = 2, trains: bool = True, **given: Any
+    workers: int = 3,
+    protocol: str = "asp",
+    *,
+    unapplied: int = 2,
+    trains: bool = True,
+    network: Network | None = None,
+    **given: Any,
 ) -> Elsewhere:
     """A company that trains by that protocol, all of whose workers are on another host than the store.
 
@@ -411,7 +417,7 @@ def elsewhere(
         directory=Mock(amiss=_amiss, neighbours=lambda *_: ()),
         threads=1,
         rate_scale=1.0,
-        network=None,
+        network=network,
         groups=None,
         evaluator=None,
         now=lambda: made.now,
