@@ -63,3 +63,10 @@ def test_a_longer_run_takes_no_more_memory(tmp_path: Path, protocol: str) -> Non
     )
     for read in (explained, checked, reported):
         assert peak(read, long) - peak(read, short) < 400 * 9 * STEPS, read.__name__
+
+
+@pytest.mark.long
+def test_a_run_without_waits_takes_no_more_memory_to_explain(tmp_path: Path) -> None:
+    """No wait ends under `asp`, and a step that is kept takes 140 bytes. 1,000 are kept before any is forgotten."""
+    short, long = (simulated(tmp_path / str(steps), "asp", steps=steps) for steps in (2000, 12000))
+    assert peak(explained, long) - peak(explained, short) < 40 * 10000

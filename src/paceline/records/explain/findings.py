@@ -166,7 +166,7 @@ class _Pass:
                 self._ended(average)
             if moment.waits:
                 self._judge(moment.waits, at)
-            self._steps.spans.forget(min(self._blame.horizon(), self._averages.horizon()))
+            self._follow(at)
         self._judge(self._waits.rest(), inf)
         for worker in model.hosts:
             found.spent.setdefault(worker, Spent()).stayed = model.seconds(worker)
@@ -175,6 +175,14 @@ class _Pass:
         found.hosts, found.head = model.hosts, model.head
         in_groups = found.run.choice.spec.in_groups
         found.links = links(found.run.ledger, model.hosts, self._averaged if in_groups else None)
+
+    def _follow(self, at: float) -> None:
+        """Read the steps and transfers up to now, waits or none, and forget those that no later wait can overlap."""
+        self._steps.read(at)
+        self._moving.read(at)
+        horizon = self._blame.horizon()
+        self._steps.spans.forget(min(horizon, self._averages.horizon()))
+        self._moving.spans.forget(horizon)
 
     def _released(self, order: Release, at: float) -> None:
         found = self._found
@@ -203,7 +211,6 @@ class _Pass:
                 found.waits.append((wait, due))
             if found.worker in due:
                 found.kept_waiting[wait.worker] += 1
-        self._moving.spans.forget(self._blame.horizon())
 
     def _ended(self, average: Average) -> None:
         """Add up how long members waited for an average that has ended."""
