@@ -20,7 +20,7 @@ from support.recorded import checked
 from support.runs import Run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-WRITTEN_BY = {"ssp": ("0.1.0", 14), "ps-plus": ("0.1.0", 14), "ripples": ("0.1.0", 14)}
+WRITTEN_BY = {"ssp": ("0.1.0", 15), "ps-plus": ("0.1.0", 15), "ripples": ("0.1.0", 15)}
 """By run: the version of Paceline that wrote it, and the schema that its ledger was brought to since."""
 
 Kept = Callable[[str], Run]

@@ -32,7 +32,7 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.files import MODE, opened_record, unforeseen
 from paceline.records.times import FetchTimes, StepTimes, TransferTimes
 
-SCHEMA = 14
+SCHEMA = 15
 """The schema's number, in `PRAGMA user_version`. Only this one can be read."""
 SEVERAL = bytes.fromhex("d9d505f920a163d7")
 """The last bytes of a journal that belongs to several databases."""
