@@ -10,6 +10,7 @@ import pytest
 from paceline.core.choice import choose
 from paceline.core.items import Sum, Update
 from paceline.core.orders import Release
+from paceline.core.shards import Shard
 from paceline.errors import PeerLost
 from paceline.host import messages as host_messages
 from paceline.host.events import WorkerSaid
@@ -17,6 +18,7 @@ from paceline.host.host import Host
 from paceline.host.memory_plan import plan
 from paceline.ipc import messages
 from paceline.protocols import registry
+from paceline.transfer.item_names import summand_of
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.messages import Peer
 from support.planes import plane_of
@@ -29,12 +31,21 @@ SUM = host_messages.SumUp(1, [(1, 0, 0.5), (2, 0, 0.5)], look=True)
 
 
 class OneHost:
-    """Host node-1 with workers 1 and 2. The test stands in for the head with worker 0, and for the process."""
+    """Host node-1 with workers 1 and 2, if not others. The test stands in for the head with the rest of `of` workers,
+    and for the process."""
 
-    def __init__(self, prepared: tuple[int, ...] = (1, 2), begins: tuple[int, ...] = (1, 2)) -> None:
+    def __init__(
+        self,
+        prepared: tuple[int, ...] = (1, 2),
+        begins: tuple[int, ...] = (1, 2),
+        own: tuple[int, ...] = (1, 2),
+        of: int = 3,
+        shards: tuple[Shard, ...] = (),
+    ) -> None:
         choice = choose("bsp", registry())
-        places = plan(choice.spec, choice.unapplied, 3)
-        self.workers, self.reports, self.loop = Mock(numbers=[1, 2]), Reports(), Clockwork()
+        places = plan(choice.spec, choice.unapplied, of)
+        self.own = own
+        self.workers, self.reports, self.loop = Mock(numbers=[*own]), Reports(), Clockwork()
         self.carrier = TransferManager("node-1", lambda: 0.0)
         self.carrier.meet(*HEAD)
         loop: Mock = self.loop  # type: ignore[assignment]
@@ -46,7 +57,7 @@ class OneHost:
             self.reports,
             loop,
             name="node-1",
-            host_of={0: "node-0", 1: "node-1", 2: "node-1"}.__getitem__,
+            host_of=lambda worker: "node-1" if worker in own else "node-0",
             head="node-0",
             threads=1,
             now=lambda: 0.0,
@@ -56,11 +67,11 @@ class OneHost:
         self.host.tell(host_messages.BeginScripts())
         hear, self._gone = self.workers.open.call_args.args
         self.says = lambda worker, message: hear(worker, message, [])
-        for worker in (1, 2):
+        for worker in own:
             self.says(worker, msgspec.structs.replace(OFFER, slot_bytes=64, push_bytes=96, cuts=[0, 32, 64]))
-        for worker in {1, 2} - {*prepared}:
+        for worker in {*own} - {*prepared}:
             self._gone(worker, 9)
-        self.host.tell(host_messages.Train(dict.fromkeys(begins), 0, 0.0, sums=True))
+        self.host.tell(host_messages.Train(dict.fromkeys(begins), 0, 0.0, shards, sums=True))
 
     def forks(self) -> list[int]:
         """Workers that were told to fork the process."""
@@ -75,10 +86,10 @@ class OneHost:
             plane_of(self.carrier).came(HEAD, request, there.nbytes)
 
     def trains(self) -> None:
-        """The process is there, so is what training begins with, and both workers have computed a step."""
+        """The process is there, so is what training begins with, and all workers have computed a step."""
         self.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
         self.comes(1, 2)
-        for worker in (1, 2):
+        for worker in self.own:
             self.host.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
             self.says(worker, messages.worker.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
@@ -115,6 +126,36 @@ def test_a_sum_is_served_as_it_is_made() -> None:
     host.host.tell(host_messages.DropSum(1))
     assert not host.host.shelf.has(Sum(1))
     assert host.host.shelf.has(Update(1, 0))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_there_is_a_place_for_every_sum_though_void_ones_are_still_being_made(early: bool) -> None:
+    """Worker 4 has died as its update was being added up. The sum of the head's host comes before that, or after it."""
+    own, shards = (2, 3, 4), (Shard("node-0", 0, 32), Shard("node-1", 32, 64))
+    host = OneHost(own, own, own, of=5, shards=shards)
+    host.trains()
+
+    def ordered(number: int, *workers: int) -> None:
+        host.host.tell(host_messages.SumUp(number, [(worker, 0, 1 / len(workers)) for worker in workers], look=True))
+        host.host.tell(host_messages.Bring((number, "sum"), "node-1"))
+
+    def void(number: int) -> None:
+        host.host.tell(host_messages.DropSum(number))
+        host.host.tell(host_messages.Drop((number, "sum")))
+
+    def of_the_heads() -> None:
+        host.host.tell(host_messages.Bring((2, "sum"), "node-0"))
+        host.comes(3, 4)
+
+    ordered(1, *own)
+    if early:
+        of_the_heads()
+    void(1)
+    ordered(3, 2, 3)
+    if not early:
+        of_the_heads()
+    stored = [summand_of(event.item).number for event in host.reports.of(host_messages.Stored)]
+    assert stored == ([1, 2, 3] if early else [1, 3, 2])
 
 
 def test_no_gradients_are_told_early_where_they_are_added_up() -> None:

@@ -123,9 +123,11 @@ def plan(spec: Spec, unapplied: int, capacity: int) -> MemoryPlan:
     With a store a commit finds a place whatever workers claim: they claim `CLAIMS` versions each, and `BESIDE_READERS`
     are claimed besides. It waits if the disk lags behind, with several versions to be written.
 
-    A sum has two workers' updates or more. Its place takes memory only where something is summed.
+    A sum has two workers' updates or more. If a worker dies, those of its host that are left are added up anew while
+    the void sum may still be being made, so a host of k workers may need k - 1 places for what these compute at once.
+    A place takes memory only where something is summed.
     """
     if spec.versions == "means":
         return MemoryPlan(capacity, slots=0, areas=REPLICAS + 1)
-    sums = capacity // 2 if spec.sums == "hosts" else 0
+    sums = capacity - 1 if spec.sums == "hosts" else 0
     return MemoryPlan(capacity, slots=CLAIMS * capacity + BESIDE_READERS, areas=unapplied, own=unapplied, sums=sums)
