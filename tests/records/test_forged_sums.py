@@ -11,7 +11,7 @@ from paceline.protocols import registry
 from paceline.records import violations
 from paceline.records.rules import Rules
 from paceline.records.violations import Violation
-from support.recorded import edited, simulated, wrong
+from support.recorded import checked, edited, said, simulated, wrong
 
 Arrivals = list[tuple[int, int | None, float]]
 """(worker, sum, at) of each update that arrives."""
@@ -70,5 +70,14 @@ def test_a_run_on_one_host_has_no_sums(tmp_path: Path) -> None:
         simulated(tmp_path / "run", "bsp"),
         "UPDATE facts SET body = json_set(body, '$.sum', 1) WHERE kind = 'UpdateArrived'",
     )
+    found = wrong(folder)
+    assert (found.table, found.rule) == ("facts", violations.SUMS)
+
+
+def test_the_last_sum_of_a_run_is_of_several_updates_too(tmp_path: Path) -> None:
+    folder = said(simulated(tmp_path / "run", "bsp"), hosts=2)
+    assert checked(folder).ok
+    last = "(SELECT max(id) FROM facts WHERE kind = 'UpdateArrived')"
+    edited(folder, f"UPDATE facts SET body = json_set(body, '$.sum', 1) WHERE id = {last}")
     found = wrong(folder)
     assert (found.table, found.rule) == ("facts", violations.SUMS)

@@ -160,7 +160,7 @@ class Rules:
                     self.replicas = {worker: 0 for worker, _, _ in members}
                 else:
                     self._go_on(fact)
-                self._end_sum()
+                self.end_sum()
                 self.sum, self.sums = None, Bitset()
                 for worker, host, step in members:
                     self.hosts[worker] = host
@@ -274,7 +274,7 @@ class Rules:
         """Check that an update has arrived together with others of its host, and with no other host's."""
         host = self.hosts.get(fact.worker, "none")
         if self.sum is None or self.sum.number != number:
-            self._end_sum()
+            self.end_sum()
             if (0, number) in self.sums:
                 raise Violation(SUMS, "a sum whose updates have not arrived yet", f"sum {number} once more")
             self.sum = _Sum(number, host, fact.at)
@@ -284,7 +284,8 @@ class Rules:
             raise Violation(SUMS, expected, f"worker {fact.worker} of {host} at {fact.at!r}")
         self.sum.workers.add(fact.worker)
 
-    def _end_sum(self) -> None:
+    def end_sum(self) -> None:
+        """Check that no further update is awaited of the last sum."""
         if self.sum is not None and len(self.sum.workers) < 2:
             raise Violation(SUMS, f"sum {self.sum.number} of two updates or more", "of one")
 

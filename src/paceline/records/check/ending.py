@@ -34,6 +34,8 @@ def _settled(checking: Checking) -> None:
     here, left = checking.model.present, checking.rules.outcomes.ready
     if here and _all_must_have_left(checking):
         raise Violation(ALL_LEFT, "no worker is here after the last fact", workers_named(here))
+    if checking.completed:
+        checking.rules.end_sum()
     if checking.completed and left:
         (worker, step), *_ = left
         raise Violation(SETTLED, "none is left", f"step {step} of worker {worker}, and {len(left)} in all")
