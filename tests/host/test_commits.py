@@ -129,6 +129,29 @@ def test_a_version_is_written_once_all_of_it_is_here_also_while_the_only_other_m
     assert (item, one.store.sent[-1]) == (Version(1), messages.store.GoOn("file"))
 
 
+def test_a_worker_that_comes_while_others_train_shows_the_newest_version_once_all_of_it_is_here() -> None:
+    one = company(2)
+    one.host.arrivals.begin(["b"])
+    one.host.here._carrier = carrier = Mock()
+    one.host.versions.shards = [Shard("", 0, 1), Shard("b", 1, 2)]
+    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
+    finish(one, 0, 0)
+    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.host.range_made("b", made(1, 0))
+    one.said_by_store(made(1, 0))
+    one.leave(1)
+    one.returns(1)
+    one.crew.told.clear()
+    one.host.admit(1, 0, 0.0)
+    assert one.crew.told == []
+    item, _, there, _ = carrier.fetch.call_args.args
+    there()
+    assert (item, [(worker, type(said)) for worker, said in one.crew.told]) == (
+        Version(1),
+        [(1, messages.worker.Begin)],
+    )
+
+
 def norms(version: int, *those: tuple[int, float]) -> messages.store.Norms:
     return messages.store.Norms(version, list(those))
 
