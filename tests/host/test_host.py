@@ -31,7 +31,7 @@ HEAD = Peer("node-0", 1)
 class OneHost:
     """A host with workers 2 and 3, whose bytes the test brings in place of the head."""
 
-    def __init__(self, fixed_bytes: int = OFFER.fixed_bytes) -> None:
+    def __init__(self, fixed_bytes: int = OFFER.fixed_bytes, goes_on: host_messages.GoesOn | None = None) -> None:
         choice = choose("asp", registry())
         workers, self.reports = Mock(numbers=[2, 3]), Reports()
         self.workers = workers
@@ -56,7 +56,7 @@ class OneHost:
         self.host.tell(host_messages.BeginScripts())
         self._hear = workers.open.call_args.args[0]
         self.says(2, msgspec.structs.replace(OFFER, fixed_bytes=fixed_bytes))
-        self.host.tell(host_messages.Train({2: None, 3: None}, 0, 0.0))
+        self.host.tell(host_messages.Train({2: goes_on, 3: None}, 0, 0.0))
 
     def says(self, worker: int, message: messages.Message) -> None:
         """The worker says this."""
@@ -184,6 +184,30 @@ def test_a_worker_is_ended_that_waits_for_what_the_head_has_for_it_and_that_can_
     plane_of(host.carrier).refused(HEAD, 3, "why")
     ended = [call.args for call in host.workers.give_up.call_args_list]
     assert ended == ([] if begins_anew else [(2, "what the head has for it can't come: why")])
+
+
+MORE = 1 << 44
+"""Bytes for which no machine has memory."""
+FULL = "this host has no room for it: it is more than there is memory"
+
+
+def test_a_worker_is_ended_if_its_host_has_no_room_for_what_the_head_has_for_it(host: OneHost) -> None:
+    host.host.tell(host_messages.TellWorker(2, messages.worker.FinalRecorded(), Attached("attached 0", MORE)))
+    assert [call.args for call in host.workers.give_up.call_args_list] == [
+        (2, f"what the head has for it can't come: {FULL}")
+    ]
+    assert host.reports.told(host_messages.AttachmentFetched) == [("attached 0",)]
+
+
+def test_a_host_takes_no_part_if_it_has_no_room_for_what_training_begins_with() -> None:
+    goes_on = host_messages.GoesOn(1, None, Attached("kept", MORE))
+    host = OneHost(goes_on=goes_on)
+    assert host.reports.told(host_messages.Leaves) == [(f"what training begins with can't come: {FULL}",)]
+
+
+def test_a_host_takes_no_part_if_it_has_no_room_for_what_a_worker_has_changed_that_to(host: OneHost) -> None:
+    host.host.tell(host_messages.Adopted(0, Attached("state", MORE), {}))
+    assert host.reports.told(host_messages.Leaves) == [(f"what training begins with can't come: {FULL}",)]
 
 
 @pytest.mark.parametrize("request_", [1, 2])

@@ -58,6 +58,11 @@ HostReport = WorkerEvent | FetchTimes | VersionBrought | host_messages.ToHead
 """What a host reports, each thing once."""
 
 
+def _no_room(full: OSError) -> str:
+    """Why what comes along with a message can't come."""
+    return f"this host has no room for it: {full.strerror}"
+
+
 def _shown_to(worker: int) -> Owner:
     """Who fetches the version that the worker looks at."""
     return "shown to", worker
@@ -330,6 +335,7 @@ class Host:
         if begins_here:  # else one comes while others train, and fetches the newest
             self.shelf.claim(BEGINNING, Version(version))
             items.append(Version(version))
+        files = [] if state is None else [state]
         for worker, goes_on in workers.items():
             if goes_on is not None and self.replicas is not None:
                 items.append(self.replicas.comes_from(self._head, worker))
@@ -337,9 +343,7 @@ class Host:
                 buffers = Blob(goes_on.buffers.name)
                 items += self.attachments.comes_to(buffers, self._head, self.memory.buffers(worker))
             if goes_on is not None and goes_on.kept is not None:
-                items += self.attachments.comes(goes_on.kept, self._head)
-        if state is not None:
-            items += self.attachments.comes(state, self._head)
+                files.append(goes_on.kept)
 
         def there() -> None:
             assert not begins_here or self.shelf.place(Version(version)) == 0  # where all have mapped it
@@ -355,7 +359,7 @@ class Host:
             self._go_on()
             self._report(host_messages.Begun())
 
-        self.attachments.bring(items, "beginning", there, self._can_not_begin)
+        self._bring_beginning(items, files, "beginning", there)
 
     def carry_out(self, order: Order) -> None:
         """Carry out an order about a worker that is here, or about an update of one."""
@@ -445,7 +449,10 @@ class Host:
             if waited():  # also one that trains no more waits for that
                 self._workers.give_up(worker, f"what the head has for it can't come: {why}")
 
-        self.attachments.bring_file(attached, self._head, there, lost)
+        try:
+            self.attachments.bring_file(attached, self._head, there, lost)
+        except OSError as full:
+            lost(_no_room(full))
 
     def _start(self, worker: int) -> None:
         """Begin a new process as this worker, unless it was ended before its turn came."""
@@ -512,9 +519,19 @@ class Host:
         items: list[Item] = []
         if not self.shelf.has(Beginning(worker)):  # it has been written elsewhere
             items = [*self.attachments.comes_to(ADOPTED, self._head, self.memory.adopted), Beginning(worker)]
-        if state is not None:
-            items += self.attachments.comes(state, self._head)
-        self.attachments.bring(items, "adopted", there, self._can_not_begin)
+        self._bring_beginning(items, [] if state is None else [state], "adopted", there)
+
+    def _bring_beginning(
+        self, items: list[Item], files: Sequence[Attached], owner: str, there: Callable[[], None]
+    ) -> None:
+        """Bring what training begins with, and these files that go with it. Without any of that, the host leaves."""
+        try:
+            for file in files:
+                items += self.attachments.comes(file, self._head)
+        except OSError as full:
+            self._can_not_begin(_no_room(full))
+        else:
+            self.attachments.bring(items, owner, there, self._can_not_begin)
 
     def _can_not_begin(self, why: str) -> None:
         self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
