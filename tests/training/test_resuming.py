@@ -608,6 +608,32 @@ def test_a_kept_object_that_can_t_be_loaded_is_named_in_one_line(tmp_path: Path)
     assert run.refused == ['the script keeps "other", and the snapshot has "meter"; keep the same to go on']
 
 
+class Asks(Thing):
+    """Asks, as it is loaded, what a script asks after `prepare`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(count=1)
+        self.model = model
+        self.resumed = False
+        self.weight = torch.empty(0)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.resumed, self.weight = paceline.resumed(), self.model.state_dict()["weight"]
+
+
+def test_a_kept_object_is_loaded_in_a_script_that_takes_part_in_the_run(tmp_path: Path) -> None:
+    whole = Without(tmp_path)
+    without_loader(whole, 2)
+    prepare_module.attach(Without(tmp_path, resume=whole.snapshots[0], takes=False))  # type: ignore[arg-type]
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    asks = Asks(model)
+    paceline.prepare(model, optimizer, keep={"scheduler": asks})
+    assert asks.resumed
+    assert torch.equal(asks.weight, model.weight)
+    assert asks.weight.data_ptr() != model.weight.data_ptr(), "versions that come later would be in it"
+
+
 @pytest.mark.parametrize(
     ("keep", "said"),
     [

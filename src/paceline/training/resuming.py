@@ -46,8 +46,10 @@ class Resuming:
         buffers = context.followed.buffers().items()
         self._buffers = {name: buffer.clone() for name, buffer in buffers} if started.begin.joins else {}
         """Of a worker that joins: the buffers as its script had made them by `prepare`."""
-        if not started.begin.joins:
-            self._give(kept=True)
+
+    def begin(self) -> None:
+        """Give it to a script that does not join later. Its kept objects may ask what can be asked after `prepare`."""
+        self._give(kept=True)
 
     def go_on(self) -> None:
         """The script has its first batch, or it gets none: what it has changed by now, in past loops too, is gone."""

@@ -86,7 +86,7 @@ class Session:
         kept: UserState,
         schedules: Sequence[Schedule],
     ) -> None:
-        """Show what all workers begin with, and give the script what the run goes on with."""
+        """Show what all workers begin with."""
         begin, resumed = started.begin, started.resumed
         self.context = context
         self.link = context.link
@@ -151,8 +151,9 @@ class Session:
                 parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """Take the first step's release, unless this worker joins at its first step."""
+        """Give the script what the run goes on with, and take its first release, unless it joins at its first step."""
         if not self.joins:
+            self.resuming.begin()
             self._await_release(time.monotonic())
 
     @undisturbed
