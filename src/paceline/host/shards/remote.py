@@ -12,7 +12,7 @@ from paceline.transfer.item_names import fields_of
 
 
 class RemoteShard:
-    """Keeps the contract `ShardHost`: each command is a message, of which `Branch.about_range` has its server hear."""
+    """Keeps the contract `ShardHost`: each command is a message, of which `Host.tell` has its server hear."""
 
     def __init__(self, tell: Callable[[messages.Message], None]) -> None:
         """`tell` sends a message to the host, if that takes part."""
