@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("paceline.cli.replay.replay", begun)
-    monkeypatch.setattr("paceline.cli.run.train", begun)
+    monkeypatch.setattr("paceline.cli.run._train", begun)
     (tmp_path / "train.py").write_text("print(1)\n")
     sha256 = hashlib.sha256(b"print(1)\n").hexdigest()
     said(

@@ -101,7 +101,7 @@ class Company:
         self.shelf, self.done, self.cut = Shelf(), Mock(), Mock()
         self.head = Mock(shards=shards, shelf=self.shelf, newest=7, may_move=True)
         self.head.name = "head"
-        self.head.shares = Shares(Mock(), self.others)
+        self.head.shares = Shares(Mock(), self.others, Mock())
         for version in (6, 7):
             self.shelf.put(Version(version), ("step", version), range(10))
         self.directory = Mock(leaving=())

@@ -221,6 +221,7 @@ def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
 
 
 STATE = Blob("share 1 of c")
+STATE_ASKED = messages.store.SendState(0, 1, 1)
 TAKES = host_messages.TakeRange("c", 16, 24, [0], [(ELSEWHERE, 5, "update")], Attached(STATE.name, 8))
 
 
@@ -242,11 +243,13 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
     assert company.ranges.place_of(here) == company.shelf.place(here)
     company.makes(1, own, arrived)
     company.ranges.pack_state(3)
+    company.ranges.when_taken(lambda: company.store.send(STATE_ASKED))
     for arrives, _ in list(fetched.values())[:-1]:
         arrives()
     assert (company.sent(), company.reports.of(host_messages.RangeTaken)) == ([], [])
     fetched[coming][0]()
-    assert [type(one) for one in company.sent()] == [messages.store.ExtendRange, messages.store.Commit]
+    extended, asked, commit = company.sent()
+    assert (type(extended), asked, type(commit)) == (messages.store.ExtendRange, STATE_ASKED, messages.store.Commit)
     assert len(company.reports.of(host_messages.RangeTaken)) == 1
     assert company.stored() == [here, coming]
     assert [company.ranges.parts_of(arrived), company.ranges.had(here)] == [None, False]

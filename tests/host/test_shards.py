@@ -142,7 +142,7 @@ def file(content: bytes) -> int:
 
 def test_shares_that_are_held_are_handed_over_once_they_may_be_and_the_rest_as_it_comes() -> None:
     arithmetic, head = Mock(), Head()
-    shares, told = Shares(arithmetic, head.shards), head.told
+    shares, told = Shares(arithmetic, head.shards, Mock()), head.told
     number, count = shares.ask(held=True)
     assert (count, told) == (2, [("b", host_messages.PackState(number)), ("c", host_messages.PackState(number))])
     came = file(b"b")
@@ -160,7 +160,7 @@ def test_shares_that_are_held_are_handed_over_once_they_may_be_and_the_rest_as_i
 
 def test_a_share_of_what_has_all_come_is_not_waited_for_any_more() -> None:
     arithmetic = Mock()
-    shares = Shares(arithmetic, Head().shards)
+    shares = Shares(arithmetic, Head().shards, Mock())
     number, count = shares.ask()
     for _ in range(count + 1):
         shares.came(number, "too large", None)
@@ -168,7 +168,7 @@ def test_a_share_of_what_has_all_come_is_not_waited_for_any_more() -> None:
 
 
 def test_without_other_hosts_nothing_is_asked() -> None:
-    assert Shares(Mock(), Arrivals("a", Mock(), Mock())).ask() == (0, 0)
+    assert Shares(Mock(), Arrivals("a", Mock(), Mock()), Mock()).ask() == (0, 0)
 
 
 def test_a_void_sum_is_kept_nowhere() -> None:

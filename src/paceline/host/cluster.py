@@ -203,7 +203,7 @@ class Cluster:
             brings=self.brings,
             rests=lambda: self.others.moves.rests(),
         )
-        self.shares = Shares(self.store, self.arrivals)
+        self.shares = Shares(self.store, self.arrivals, self.shard_server)
         copies = MeanRecorder(self.shelf, plan, self.store, self.replicas, self.transfers, report)
         self._recorder = copies if spec.versions == "means" else self.commits
         self.snapshots = HostSnapshots(

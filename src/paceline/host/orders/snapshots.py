@@ -199,10 +199,14 @@ class HostSnapshots:
 
     def _keep_version(self, version: int) -> None:
         self._shelf.claim(_owner(STORE), Version(version))
-        number, shares = self._shares.ask(held=True)
         place, file = self._shelf.place(Version(version)), self._path(STORE)
-        self._send(messages.store.KeepState(place, file, number, shares))
-        self._commits.brings(version, lambda: self._shares.release(number))
+
+        def keep() -> None:
+            number, shares = self._shares.ask(held=True)
+            self._send(messages.store.KeepState(place, file, number, shares))
+            self._commits.brings(version, lambda: self._shares.release(number))
+
+        self._shares.when_own_is_whole(keep)
 
     def _keep_replicas(self, replicas: Sequence[Replica]) -> None:
         for replica in replicas if not self._store.lost else ():

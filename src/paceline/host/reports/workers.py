@@ -56,7 +56,8 @@ class WorkerReports:
                 self._cluster.releases.looked(worker)
                 self._cluster.commits.go_on()
             case messages.worker.StateWanted():
-                self._cluster.store.send(messages.store.SendState(worker, *self._cluster.shares.ask()))
+                store, shares = self._cluster.store, self._cluster.shares
+                shares.when_own_is_whole(lambda: store.send(messages.store.SendState(worker, *shares.ask())))
             case messages.worker.AdoptionWritten():
                 self._adopt(worker, descriptors)
             case messages.worker.Edited(number=number):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from paceline.host.shards.arrivals import Arrivals
+from paceline.host.shards.server import ShardServer
 from paceline.host.store_process import StoreProcess
 from paceline.ipc import messages
 
@@ -27,7 +28,10 @@ class _Asked:
 class Shares:
     """Asks for the shares as of one version, and hands them over. Pure but for descriptors."""
 
-    def __init__(self, store: StoreProcess, arrivals: Arrivals) -> None:
+    def __init__(self, store: StoreProcess, arrivals: Arrivals, own: ShardServer) -> None:
+        """`own` makes the range of the head's host, whose process has the state for that."""
+        self.when_own_is_whole = own.when_taken
+        """Calls once that process has the state for all of its range: nobody else has some of it that is on its way."""
         self._store = store
         self._arrivals = arrivals
         self._numbers = count(1)

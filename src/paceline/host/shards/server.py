@@ -104,6 +104,8 @@ class ShardServer:
         self._buffers_of = buffers_of
         self._bringing: dict[Update | Sum, set[Item]] = {}
         """What is on its way here, in the order in which it was asked for: itself, or buffers that come along."""
+        self._when_taken: list[Callable[[], object]] = []
+        """What waits for another host's range to be taken over."""
         self._hosts: dict[Sum, str] = {}
         """By sum that no version has yet: the host that makes it."""
 
@@ -198,6 +200,13 @@ class ShardServer:
         """See `ShardHost`."""
         self.maker.send_share(number)
 
+    def when_taken(self, call: Callable[[], object]) -> None:
+        """Call once all of the range that is made here is here. Some may be on its way, and nobody else has it now."""
+        if self._taking is None:
+            call()
+        else:
+            self._when_taken.append(call)
+
     def take(self, order: host_messages.TakeRange) -> None:
         """See `ShardHost`. No version is made meanwhile."""
 
@@ -230,6 +239,9 @@ class ShardServer:
             self._taking, self.maker.rests = None, False
             self._store.send(messages.store.ExtendRange(order.begin, order.end), (state,))
             os.close(state)
+            later, self._when_taken = self._when_taken, []
+            for call in later:
+                call()
             self._report(host_messages.RangeTaken())
             self.maker.go_on()
 
