@@ -12,6 +12,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 IMPORT = re.compile(r"^\s*from (paceline[\w.]*) import ([\w, ]+?)(?:\s*#.*)?$", re.MULTILINE)
 PATCHED = re.compile(r'\("(paceline\.[\w.]+)", "(\w+)"')
+SET = re.compile(r'(?:setattr|patch)\(\s*"(paceline\.[\w.]+)\.(\w+)"')
 MESSAGE = re.compile(r"\bmessages\.(worker|store|zygote)\.([A-Z]\w+)")
 
 
@@ -28,6 +29,7 @@ def names(path: Path) -> Iterator[tuple[str, str]]:
             for side, name in MESSAGE.findall(node.value):
                 yield f"paceline.ipc.messages.{side}", name
     yield from PATCHED.findall(text)
+    yield from SET.findall(text)
 
 
 def is_there(module: str, name: str) -> bool:
