@@ -6,6 +6,7 @@ import hashlib
 import os
 import pty
 import sys
+import termios
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +41,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def on_a_terminal(words: list[str], answer: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is shown there as that command runs, whose questions get this answer."""
     ours, theirs = pty.openpty()
+    modes = termios.tcgetattr(theirs)
+    modes[3] &= ~termios.ECHO  # the kernel echoes when it comes to it, amid what is shown
+    termios.tcsetattr(theirs, termios.TCSANOW, modes)
     os.write(ours, f"{answer}\n".encode())
     with (
         open(theirs, closefd=False) as read,
