@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from paceline.core.facts import Fact, ReduceFailed, ReduceFinished, ReplicaCopied
+from paceline.core.facts import Fact, ParametersTaken, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Buffers, Replica, Sum, Update, Version
 from paceline.core.machine import Spec
 from paceline.core.orders import (
@@ -35,6 +35,8 @@ from paceline.host.evaluator import Evaluator
 from paceline.host.events import (
     Attached,
     Averaged,
+    Computes,
+    ComputesTaken,
     GivenUp,
     HostEvent,
     ProcessLost,
@@ -804,6 +806,10 @@ class Cluster:
         match event:
             case WorkerSaid(worker=worker, message=messages.Message() as said, attached=attached):
                 self._hear_worker(worker, said, attached)
+            case ParametersTaken() | ComputesTaken() | Computes():  # each step comes by here
+                self._report(event)
+            case host_messages.Stored() | host_messages.RangeMade():
+                self.shard_reports.hear(self.name, event)
             case FetchTimes():
                 self._report(event.ending(self._now()))
             case Averaged(group=group) | GivenUp(group=group):
