@@ -130,7 +130,6 @@ class Cluster:
         self.workers_here = workers
         self._report = report
         self.carrier = carrier
-        self._threads = threads
         self._network = network
         self._evaluator = evaluator
         self._now = now
@@ -168,7 +167,6 @@ class Cluster:
         assert here.ranges is not None
         assert here.streaming is not None
         self.shard_server, self.streaming = here.ranges, here.streaming
-        """Makes this host's range of each version."""
         self.sums = SumTable(self.shelf, self.reducer)
         self.arrivals = Arrivals(name, self.shard_server, self._tell_host)
         self.aggregation = AggregationScheduler(self.arrivals, self.sums, self.reducer, name, self._tell_host, report)
@@ -232,7 +230,7 @@ class Cluster:
             here.fetcher,
             seats,
             report,
-            self._tell,
+            self.send,
         )
         self.others: OtherHosts = OtherHosts(self, others, carrier, report, directory, now)
         """What other hosts are told, and what they say."""
@@ -467,13 +465,13 @@ class Cluster:
         Raises RunFailed if the file is there no more.
         """
         if file is None:
-            self._tell(worker, message)
+            self.send(worker, message)
             return
         if self.seats[worker].elsewhere:
             self.others.show_recorded(worker, message, file)
             return
         with recorded_file(file) as descriptor:
-            self._tell(worker, message, (descriptor,))
+            self.send(worker, message, (descriptor,))
 
     def record(
         self,
@@ -568,9 +566,12 @@ class Cluster:
             self.workers_here.start(here)
         self.others.start(workers)
 
-    def send(self, worker: int, message: messages.Message) -> None:
-        """Tell the worker."""
-        self._tell(worker, message)
+    def send(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Tell a worker, wherever it is."""
+        if self.seats[worker].elsewhere:
+            self.others.hands(worker, message, descriptors[0] if descriptors else None)
+        else:
+            self.here.send(worker, message, descriptors)
 
     def end(self, worker: int) -> None:
         """End the worker's process, once its host has passed on what it has said."""
@@ -643,8 +644,8 @@ class Cluster:
         """
         if self.snapshots.resumption is None:
             return None
-        resumed, _, kept = self.snapshots.begins(worker)
-        return resumed.epoch, None if self.owns_replicas else self.memory.buffers(worker), kept
+        epoch, kept = self.snapshots.begins(worker)
+        return epoch, None if self.owns_replicas else self.memory.buffers(worker), kept
 
     def _push(self, order: StartPush) -> None:
         """Bring the worker's update to the hosts that make versions."""
@@ -828,13 +829,6 @@ class Cluster:
     def _tell_host(self, host: str, message: messages.Message) -> None:
         """Tell another host that."""
         self.others.tell_host(host, message)
-
-    def _tell(self, worker: int, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Tell a worker, wherever it is."""
-        if self.seats[worker].elsewhere:
-            self.others.hands(worker, message, descriptors[0] if descriptors else None)
-        else:
-            self.here.send(worker, message, descriptors)
 
     def _moment(self) -> float:
         return self._now() if self._at is None else self._at

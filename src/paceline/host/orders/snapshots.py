@@ -171,17 +171,12 @@ class HostSnapshots:
         there = [(worker, self._file(replica_file(worker))) for worker in resumption.replicas]
         self._send(messages.store.Restore(self._file(STORE), slot, areas, there, buffers))
 
-    def begins(self, worker: int) -> tuple[messages.worker.ResumePoint, int, BinaryIO | None]:
-        """What that worker goes on with, its area, and the open file of what its script kept, if there is any."""
+    def begins(self, worker: int) -> tuple[int, BinaryIO | None]:
+        """The epoch with which that worker goes on, and the open file of what its script kept, if there is any."""
         assert self.resumption is not None
         kept = self.resumption.kept.get(worker)
         there = None if kept is None else open(self._file(worker_file(kept)), "rb")  # noqa: SIM115  # the host sends it
-        area = self._area(worker)
-        return (
-            messages.worker.ResumePoint(epoch=self.resumption.epoch, buffers=area, kept=there is not None),
-            area,
-            there,
-        )
+        return self.resumption.epoch, there
 
     def _area(self, worker: int) -> int:
         """The area with that worker's replica, or with its buffers."""

@@ -139,10 +139,6 @@ class ReplicaTable:
         """What the worker, whose host leaves in good order, has come to lies at the head from now on."""
         self._at_head.add(worker)
 
-    def lies_here(self, worker: int) -> bool:
-        """Whether the replica of that other host's worker was brought to the head as its host left."""
-        return worker in self._at_head
-
     def host_lost(self, host: str) -> None:
         """That host takes no part any more. What lay there is lost."""
         self._lost.update(worker for worker in self._replicas if self.home(worker) == host)

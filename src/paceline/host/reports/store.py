@@ -66,10 +66,8 @@ class StoreReports:
                     return False
                 if error is not None:
                     self._report(Impossible(error))
-                elif self._cluster.seats[worker].elsewhere:
-                    self._cluster.others.hands(worker, messages.worker.OptimizerState(), descriptors[0])
-                elif self._cluster.seats[worker].here:
-                    self._cluster.workers_here.send(worker, messages.worker.OptimizerState(), tuple(descriptors))
+                else:
+                    self._cluster.send(worker, messages.worker.OptimizerState(), tuple(descriptors))
                 return True
         return False
 

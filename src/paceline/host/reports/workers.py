@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WorkerReports:
-    """Does what a message says of items, and passes the message on to the coordinator."""
+    """Takes down what a message says of its worker, and passes the message on to the coordinator."""
 
     def __init__(self, cluster: Cluster, report: Report) -> None:
         self._cluster = cluster
