@@ -459,10 +459,10 @@ def agree(value: Any, how: How = "any") -> Any:
     In a script that runs alone, what its value comes to is the result.
 
     Args:
-        value: this worker's. For `any` and `all`: true or false; for `mean`: a number; for `first`: a number, a
-            string of at most 1,000 characters, true, false or None.
-        how: `any`: whether any worker's value is true; `all`: whether all are; `mean`: the mean of all; `first`: that
-            of the lowest worker. All workers have to say the same.
+        value: this worker's value. `any` and `all` take true or false, and `mean` takes a number. `first` takes a
+            number, a string of at most 1,000 characters, true, false or None.
+        how: what to make of the values. `any` says whether any is true, and `all` whether all are. `mean` is their
+            mean, and `first` is the value of the lowest worker. All workers must give the same `how`.
 
     Raises:
         ConfigError: before `prepare`, inside a loop over the prepared loader, or with a value that doesn't fit.
@@ -501,7 +501,8 @@ def is_main() -> bool:
 def workers() -> int:
     """Return how many workers there are at most. In a script that runs alone it is 1.
 
-    It is how many the run began with, unless hosts may come later. It stays the same, whoever comes or goes.
+    It is how many the run began with, unless hosts may come later. Workers that come or go
+    do not change it.
     """
     run = ScriptProcess.link or ScriptProcess.baseline
     return run.workers if run else 1
