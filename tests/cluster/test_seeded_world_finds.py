@@ -38,6 +38,7 @@ from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.shards.range_maker import RangeMaker
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
+from paceline.host.training_start import TrainingStart
 from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
@@ -372,13 +373,13 @@ def _any_begun(hosts: OtherHosts) -> bool:
 
 
 def a_host_makes_ranges_from_what_its_own_worker_begins_with(patch: Patch) -> None:
-    begin = Host._train_all
+    begin = TrainingStart.train
 
-    def at_once(self: Host, order: host_messages.Train) -> None:
+    def at_once(self: TrainingStart, order: host_messages.Train) -> None:
         begin(self, order)
-        self._begin_once()
+        self.process_settled()
 
-    patch.setattr(Host, "_train_all", at_once)
+    patch.setattr(TrainingStart, "train", at_once)
 
 
 def a_share_of_the_state_is_of_another_version(patch: Patch) -> None:

@@ -267,8 +267,8 @@ def test_versions_may_be_made_before_a_host_has_what_training_begins_with(protoc
 
 DIES_AT_THE_BEGINNING = """
 import os, signal
-from paceline.host.host import Host
-Host._train_all = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from paceline.host.training_start import TrainingStart
+TrainingStart.train = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -299,15 +299,15 @@ def test_what_workers_say_may_be_too_long_for_a_message_between_hosts(launch: La
 
 HAS_NO_MEMORY = """
 from paceline.host import host_memory
-from paceline.host.host import Host
+from paceline.host.training_start import TrainingStart
 class Region:
     @staticmethod
     def create(size):
         raise OSError(12, "Cannot allocate memory")
-def begin(self, order, begin=Host._train_all):
+def begin(self, order, begin=TrainingStart.train):
     host_memory.Region = Region
     begin(self, order)
-Host._train_all = begin
+TrainingStart.train = begin
 """
 
 

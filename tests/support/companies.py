@@ -16,13 +16,13 @@ from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.host.cluster import Cluster
 from paceline.host.events import AwaitsPlace, AwaitsVersion, Computes, ComputesTaken, VersionNotFinite
-from paceline.host.host import BEGINNING
 from paceline.host.machine import machine
 from paceline.host.memory_plan import plan
 from paceline.host.message_validation import MessageValidation
 from paceline.host.messages import FromHead, Introduce, StartWorker, ToHead
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.remote_host import RemoteHost
+from paceline.host.training_start import BEGINNING
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding

@@ -331,7 +331,7 @@ class _Agent:
                 self._begun = self._loop.now() - at
                 self._meet(neighbours)
                 if self._emulated is not None:
-                    self._emulated.carries(self._host.offer.model_bytes)
+                    self._emulated.carries(self._host.start.offer.model_bytes)
                 self._host.tell(message)
             case host_messages.ExpectHost(neighbour=neighbour):
                 self._mover.expect(self._carrier.meet(neighbour.host, neighbour.incarnation))

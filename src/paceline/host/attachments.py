@@ -24,6 +24,10 @@ if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.manager import TransferManager
 
 
+NO_ROOM = "this host has no room for it"
+"""Why what comes along with a message can't come. The system's reason follows."""
+
+
 @contextmanager
 def recorded_file(path: str) -> Iterator[int]:
     """The descriptor of a file that the run has recorded. Raises RunFailed if the file is there no more."""

@@ -312,7 +312,10 @@ class Cluster:
         for worker in workers:
             self.seats[worker].trains = self.seats[worker].trained = True
             if not self.seats[worker].elsewhere:
-                self.here.train(worker, self.others.goes_on(worker))
+                goes_on = self.others.goes_on(worker)
+                if goes_on is not None and goes_on.kept is not None:
+                    self.attachments.comes(goes_on.kept, self.name)
+                self.here.train(worker, goes_on)
         if not resumes:
             self.commits.begin(0)
         self._first = self.newest

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,11 +17,11 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartP
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable
 from paceline.host import messages as host_messages
-from paceline.host.attachments import Attachments, file_bytes
+from paceline.host.attachments import NO_ROOM, Attachments, file_bytes
 from paceline.host.authority import Authority
 from paceline.host.bootstrap_process import BootstrapProcess
 from paceline.host.claims import Owner
-from paceline.host.contract import STORE, SUMS
+from paceline.host.contract import SUMS
 from paceline.host.events import Attached, VersionBrought, WorkerEnded, WorkerEvent, WorkerSaid
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import ItemKind, ItemTable
@@ -37,6 +36,7 @@ from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.server import ShardServer
 from paceline.host.shards.summands import Summands, UpdateBuffers
 from paceline.host.store_process import StoreProcess
+from paceline.host.training_start import TrainingStart
 from paceline.host.version_items import Versions, written_by
 from paceline.host.version_shelf import Shelf
 from paceline.host.version_streaming import VersionStreaming
@@ -48,19 +48,13 @@ from paceline.ipc.memory import Span
 from paceline.ipc.processes import NoProcess
 from paceline.records.times import FetchTimes
 from paceline.transfer.fetcher import Fetcher, RemoteFetcher
-from paceline.transfer.item_names import ADOPTED, FIXED, item_of, summand_of
+from paceline.transfer.item_names import item_of, summand_of
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.manager import TransferManager
 
-BEGINNING = ("version that training begins with",)
 HostReport = WorkerEvent | FetchTimes | VersionBrought | host_messages.ToHead
 """What a host reports, each thing once."""
-
-
-def _no_room(full: OSError) -> str:
-    """Why what comes along with a message can't come."""
-    return f"this host has no room for it: {full.strerror}"
 
 
 def _shown_to(worker: int) -> Owner:
@@ -104,12 +98,11 @@ class Host:
             head=head,
             host_of=host_of,
             of_replicas=spec.holder == "replica",
-            begins=lambda: self._later is not None,
+            begins=lambda: self.start.on_its_way,
         )
         self._plan = plan
         self._spec = spec
         self._workers = workers
-        self._stand_in = stand_in
         self._carrier = carrier
         self._report = report
         self._name = name
@@ -125,15 +118,12 @@ class Host:
         """This host's workers. Those of a host that has come again begin later."""
         self.store = StoreProcess(self.shelf, loop, workers if stand_in is None else stand_in.workers, self)
         self.reducer = HostReducer(self.shelf, plan, self.store, there=self.there_is_more, not_finite=self._not_finite)
-        self._begins: Callable[[], None] | None = None
-        """Lets training begin, once the process is there that computes for this host, or can't be."""
         self._to_start: set[int] = set()
         """Workers that are to begin again, and whose turn has not come."""
-        self._prepared: set[int] = set()
+        self.prepared: set[int] = set()
         """Workers whose scripts have come to `prepare`, and that have not left."""
         self.attachments = Attachments(name, carrier)
-        self._later: list[Callable[[], None]] | None = None
-        """What is to be done once training's beginning is here, in order. None: it is not on its way."""
+        self.start = TrainingStart(self, plan, spec, report, stand_in, name=name, head=head)
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
         self.replicas: HostReplicas | None = None
@@ -169,7 +159,7 @@ class Host:
         self.ranges: ShardServer | None = None
         """What makes this host's range of each version. None: nothing is made here."""
         if authority is not None:
-            self._makes(Shard(name, 0, 0))
+            self.makes(Shard(name, 0, 0))
         if carrier is None:
             assert authority is not None
             self.fetcher: Fetcher = authority.link
@@ -197,7 +187,7 @@ class Host:
             self.streaming,
         )
 
-    def _makes(self, shard: Shard) -> None:
+    def makes(self, shard: Shard) -> None:
         """This host makes that range of each version."""
         self.ranges = self.summands.server = ShardServer(
             shard,
@@ -216,13 +206,6 @@ class Host:
         )
         self.versions.maker = self.ranges.maker
 
-    @property
-    def offer(self) -> messages.worker.Offered:
-        """What scripts here have brought to `prepare`."""
-        offer = self.memory.offer if self._stand_in is None else self._stand_in.offer
-        assert offer is not None
-        return offer
-
     # --- what the head orders -----------------------------------------------------------------------
 
     def tell(self, message: host_messages.FromHead) -> None:
@@ -234,7 +217,7 @@ class Host:
             case host_messages.BeginScripts():
                 self._workers.open(self._hear, self._gone)
             case host_messages.Train():
-                self._train_all(message)
+                self.start.train(message)
             case host_messages.HostLost(host=host, why=why):
                 if self._carries.has_met(host):
                     self._carries.ended(host, why)
@@ -242,20 +225,13 @@ class Host:
                 self.attachments.host_has(self._head, name)
             case host_messages.StartWorker(worker=worker):
                 self._to_start.add(worker)
-                self._in_turn(partial(self._start, worker))
+                self.start.in_turn(partial(self._start, worker))
             case host_messages.EndWorker(worker=worker, why=why):
                 self._end(worker, why)
             case host_messages.Wake():
                 self.store.wake()
             case _:
-                self._in_turn(partial(self._obey, message))
-
-    def _in_turn(self, call: Callable[[], None]) -> None:
-        """Call that, once training's beginning is here if that is on its way, after all that was said before."""
-        if self._later is None:
-            call()
-        else:
-            self._later.append(call)
+                self.start.in_turn(partial(self._obey, message))
 
     def _obey(self, message: host_messages.FromHead) -> None:
         match message:
@@ -275,9 +251,9 @@ class Host:
             case host_messages.Shards(shards=shards, left=left):
                 self._recut(shards, left)
             case host_messages.Adopt(worker=worker):
-                self._adopt(worker)
+                self.start.adopt(worker)
             case host_messages.Adopted():
-                self._adopted(message)
+                self.start.adopted(message)
             case host_messages.AdmitWorker():
                 self._admit(message)
             case host_messages.JoinWorker(worker=worker):
@@ -293,73 +269,6 @@ class Host:
                 if isinstance(message, host_messages.TakeStep) and message.change is None:
                     self.pushes.dropped(message.worker, message.step)
                 self.replicas.carry_out(message)
-
-    def _train_all(self, order: host_messages.Train) -> None:
-        """Fetch what training begins with, and let these workers train. What else comes until then waits."""
-        shards = order.shards
-        self.memory.offered(self.offer)
-        self.memory.lay_out()
-        self.attachments.offer(ADOPTED.name, self.memory.adopted, None)
-        self._later = []
-        self.versions.newest = order.version
-        self.versions.shards, own = shards, next((one for one in shards if one.host == self._name), None)
-        self.adds_up, self.store.name = order.sums, SUMS if own is None else STORE
-        if own is not None:
-            self._makes(own)
-        elif not order.sums:
-            self._fetch_beginning(order)
-            return
-        steps, (_, begin, end) = own is not None and self._spec.optimizer == "store", own or Shard(self._name, 0, 0)
-
-        def begins() -> None:
-            if self._stand_in is not None:
-                self._stand_in.end()
-            self._fetch_beginning(order)
-
-        def forkers() -> Iterable[int]:
-            if self._stand_in is not None:
-                return [self._stand_in.number]
-            return self._prepared & order.workers.keys() if order.workers else self._prepared
-
-        # what the worker begins with is the region's first version only until the head's is fetched
-        self._begins = begins
-        self.store.fork(forkers, self.memory.region, self._plan.fork(steps, begin, end))
-
-    def _fetch_beginning(self, order: host_messages.Train) -> None:
-        workers, version = order.workers, order.version
-        state = order.state if self.ranges is not None else None
-        items = self.attachments.comes_to(FIXED, self._head, self.memory.fixed)
-        begins_here = bool(workers) or self._stand_in is not None
-        if self.replicas is not None and any(goes_on is not None for goes_on in workers.values()):
-            begins_here = False  # each has a replica of its own
-        if begins_here:  # else one comes while others train, and fetches the newest
-            self.shelf.claim(BEGINNING, Version(version))
-            items.append(Version(version))
-        files = [] if state is None else [state]
-        for worker, goes_on in workers.items():
-            if goes_on is not None and self.replicas is not None:
-                items.append(self.replicas.comes_from(self._head, worker))
-            if goes_on is not None and goes_on.buffers is not None:
-                buffers = Blob(goes_on.buffers.name)
-                items += self.attachments.comes_to(buffers, self._head, self.memory.buffers(worker))
-            if goes_on is not None and goes_on.kept is not None:
-                files.append(goes_on.kept)
-
-        def there() -> None:
-            assert not begins_here or self.shelf.place(Version(version)) == 0  # where all have mapped it
-            if self.ranges is not None:
-                self.versions.is_whole(Version(version))
-                with self._came(state) as file:
-                    self.ranges.begins(version, file)
-            if self.replicas is not None and begins_here:
-                self.replicas.begin(workers, Version(version))
-                self.shelf.release(BEGINNING)
-            for worker, goes_on in workers.items():
-                self._train(worker, goes_on)
-            self._go_on()
-            self._report(host_messages.Begun())
-
-        self._bring_beginning(items, files, "beginning", there)
 
     def carry_out(self, order: Order) -> None:
         """Carry out an order about a worker that is here, or about an update of one."""
@@ -404,7 +313,7 @@ class Host:
 
     def _made(self, version: int) -> None:
         """The store has made that version, and all before it."""
-        self.shelf.release(BEGINNING)  # whoever needs it has claimed it
+        self.start.made()
         for made in [one for one in self._contributed if one <= version]:
             for worker, step in self._contributed.pop(made):
                 self.pushes.dropped(worker, step)
@@ -452,12 +361,12 @@ class Host:
         try:
             self.attachments.bring_file(attached, self._head, there, lost)
         except OSError as full:
-            lost(_no_room(full))
+            lost(f"{NO_ROOM}: {full.strerror}")
 
     def _start(self, worker: int) -> None:
         """Begin a new process as this worker, unless it was ended before its turn came."""
         self.seats[worker] = WorkerState(worker)
-        self._prepared.discard(worker)
+        self.prepared.discard(worker)
         self.pushes.returns(worker)
         if worker not in self._to_start:
             return
@@ -492,55 +401,11 @@ class Host:
         self.shelf.claim(step_of(worker), newest)
         self._bring(worker, newest, lambda: there(self.shelf.place(newest)))
 
-    def _adopt(self, worker: int) -> None:
-        """Have the worker write what its script changed the first version to."""
-        place = self.shelf.put(Beginning(worker), written_by(worker), self._plan.shared)
-        assert place is not None  # only the first version is here
-        self._workers.send(worker, messages.worker.AdoptInto(place))
-
-    def _adopted(self, order: host_messages.Adopted) -> None:
-        """The first version is what that worker has written. Fetch it. What else comes until then waits."""
-        worker, state = order.worker, order.state
-        if not self.memory.laid_out:  # no worker trains here
-            return
-
-        def there() -> None:
-            if self.replicas is not None:
-                self.replicas.adopted(worker, order.changes)
-            else:
-                self.shelf.replace(Version(0), Beginning(worker))
-            if self.ranges is not None:
-                with self._came(state) as file:
-                    self.ranges.adopted(file)
-            self.shelf.release(written_by(worker))
-            self._go_on()
-
-        self._later = []
-        items: list[Item] = []
-        if not self.shelf.has(Beginning(worker)):  # it has been written elsewhere
-            items = [*self.attachments.comes_to(ADOPTED, self._head, self.memory.adopted), Beginning(worker)]
-        self._bring_beginning(items, [] if state is None else [state], "adopted", there)
-
-    def _bring_beginning(
-        self, items: list[Item], files: Sequence[Attached], owner: str, there: Callable[[], None]
-    ) -> None:
-        """Bring what training begins with, and these files that go with it. Without any of that, the host leaves."""
-        try:
-            for file in files:
-                items += self.attachments.comes(file, self._head)
-        except OSError as full:
-            self._can_not_begin(_no_room(full))
-        else:
-            self.attachments.bring(items, owner, there, self._can_not_begin)
-
-    def _can_not_begin(self, why: str) -> None:
-        self._report(host_messages.Leaves(f"what training begins with can't come: {why}"))
-
     def left(self, worker: int, died: bool, unapplied: Sequence[int]) -> None:
         """The worker takes no part any more. `unapplied`: see `contract.Updates`."""
         seat = self.seats[worker]
         seat.trains, seat.step, seat.died = False, None, died
-        self._prepared.discard(worker)
+        self.prepared.discard(worker)
         self.pulls.left(worker)
         self.pushes.left(worker, unapplied)
         if self.replicas is not None:
@@ -619,24 +484,8 @@ class Host:
         else:
             there()
 
-    @contextmanager
-    def _came(self, attached: Attached | None) -> Iterator[int | None]:
-        """The file of what came along with a message of the head's, if anything did. The head hears that it is here."""
-        if attached is None:
-            yield None
-            return
-        with self.attachments.file(attached) as file:
-            yield file
-        self._report(host_messages.AttachmentFetched(attached.name))
-
     def _lacks(self, worker: int, why: str) -> None:
         self._report(host_messages.Lacks(worker, why))
-
-    def _go_on(self) -> None:
-        """Do what has waited, in order."""
-        later, self._later = self._later or [], None
-        for call in later:
-            call()
 
     # --- what the process that computes for this host says --------------------------------------------
 
@@ -644,7 +493,7 @@ class Host:
         """See `StoreOwner`."""
         if self._authority is not None:
             self._authority.store_reports.store_ready(beginning)
-        self._begin_once()
+        self.start.process_settled()
 
     def store_not_forked(self) -> None:
         """See `StoreOwner`."""
@@ -684,12 +533,7 @@ class Host:
             self._report(host_messages.SumsLost(why))
         else:
             self.ranges.lost(why)
-        self._begin_once()
-
-    def _begin_once(self) -> None:
-        begins, self._begins = self._begins, None
-        if begins is not None:
-            begins()
+        self.start.process_settled()
 
     def _not_finite(self, parameter: str, worker: int | None) -> None:
         if self._authority is not None:
@@ -701,15 +545,9 @@ class Host:
 
     def train(self, worker: int, goes_on: GoesOn | None) -> None:
         """Let a worker train for which all is here."""
-        if goes_on is not None and goes_on.kept is not None:
-            self.attachments.comes(goes_on.kept, self._head)
-        self._train(worker, goes_on)
-
-    def _train(self, worker: int, goes_on: GoesOn | None) -> None:
-        """Let the worker train."""
         if goes_on is not None and goes_on.buffers is not None:
             self._report(host_messages.AttachmentFetched(goes_on.buffers.name))
-        with self._came(None if goes_on is None else goes_on.kept) as kept:
+        with self.start.came(None if goes_on is None else goes_on.kept) as kept:
             seat = self.seats[worker]
             if not seat.running:
                 return
@@ -744,7 +582,7 @@ class Host:
             case messages.worker.Offered():
                 self.memory.offered(message)
                 seat.accelerator = bool(message.device)
-                self._prepared.add(worker)
+                self.prepared.add(worker)
             case messages.worker.StoreNotForked(error=error) if worker == self.store.forker and self.ranges is None:
                 self.store.lose(f"{SUMS} can't be started: {error}")
                 return  # nothing but sums is lost
@@ -777,7 +615,7 @@ class Host:
 
     def _gone(self, worker: int, status: int) -> None:
         self.seats[worker].running = False
-        self._prepared.discard(worker)
+        self.prepared.discard(worker)
         if self.replicas is not None and self._authority is None:  # the head says when that is to count
             self.replicas.averaging.gone(worker)
         self._report(WorkerEnded(worker, status))

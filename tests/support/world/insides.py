@@ -14,7 +14,6 @@ from paceline.coordinator import agent as agents
 from paceline.coordinator import host_registry as rest
 from paceline.core import shards
 from paceline.host import hash_seed, store_process
-from paceline.host.host import BEGINNING
 from paceline.host.machine import Machine
 from paceline.host.orders.commit_queue import NEWEST
 from paceline.host.orders.join_handover import BEGUN_AS
@@ -23,6 +22,7 @@ from paceline.host.replicas.host_replicas import _kept as _kept_as
 from paceline.host.replicas.transfers import _carries
 from paceline.host.shards.migration import MOVING
 from paceline.host.shards.range_maker import kept as _kept
+from paceline.host.training_start import BEGINNING
 from paceline.ipc import memory
 from paceline.ipc.memory import Region
 from paceline.transfer import data_connection
@@ -142,7 +142,7 @@ def claims_at(agent: Any) -> list[Claim]:
 
 def has_begun(agent: Any) -> bool:
     """Whether all has come that it begins with."""
-    return agent._host._later is None
+    return not agent._host.start.on_its_way
 
 
 def newest_range(agent: Any) -> Any:
