@@ -18,7 +18,6 @@ from paceline.host.shards.server import ShardServer
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.protocols import registry
-from paceline.transfer.item_names import summand_of
 from support.reports import Reports
 
 OWN, ELSEWHERE = 2, 0
@@ -31,8 +30,10 @@ class Company:
     def __init__(self) -> None:
         choice = choose("bsp", registry())
         self.plan = plan(choice.spec, choice.unapplied, 4)
+        self.came: list[Any] = []
+        """Updates and sums that are here."""
         self.shelf, self.carrier, self.reports, self.store = Shelf(), Mock(), Reports(), Mock(lost=False)
-        self.lose = Mock()
+        self.own, self.range_lost, self.keeps_buffers, self.buffers_of = {OWN}, Mock(), False, Mock()
         self.attachments = Mock(take_file=lambda attached: os.memfd_create("state"))
         self.attachments.comes.return_value = [STATE]
         self.ranges = ShardServer(
@@ -41,21 +42,26 @@ class Company:
             self.plan,
             self.store,
             self.carrier,
-            self.reports,
             self.attachments,
+            self,
             head="a",
             away=lambda version: True,
-            own={OWN},
-            idle_cores=lambda: 1,
-            lose=self.lose,
         )
         assert self.shelf.put(Version(0), ("beginning",), self.plan.shared) == 0
         self.ranges.begins(0, None)
         self.shelf.release(("beginning",))
 
-    def stored(self) -> list[Any]:
-        """What the head was told is here."""
-        return [summand_of(event.item) for event in self.reports.of(host_messages.Stored)]
+    def idle_cores(self) -> int:
+        return 1
+
+    def stored(self, item: Any) -> None:
+        self.came.append(item)
+
+    def range_made(self, made: messages.store.Committed) -> None:
+        self.reports(host_messages.RangeMade(made))
+
+    def report(self, event: Any) -> None:
+        self.reports(event)
 
     def sent(self) -> list[Any]:
         """What the store process was told."""
@@ -89,7 +95,7 @@ def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order
     area = company.shelf.put(own, ("update", *own[:2]), company.plan.of(OWN))
     company.brings(*own[:2])
     company.brings(*other[:2])
-    assert company.stored() == [own, other]
+    assert company.came == [own, other]
     company.makes(1, other, own)
     (order,) = company.sent()
     assert area is not None
@@ -164,7 +170,7 @@ def test_an_update_that_is_dropped_comes_no_more_and_leaves_its_place() -> None:
 def test_an_update_of_a_worker_that_has_left_is_not_said_to_be_here() -> None:
     company = Company()
     company.ranges.bring(Update(OWN, 0), None)
-    assert not company.stored()
+    assert not company.came
     assert list(company.shelf.claims()) == [(("made here", 0), Version(0), 0)]
 
 
@@ -232,7 +238,7 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
         company.brings(*one[:2])
     company.ranges.bring(coming, None)
     company.carrier.fetch.reset_mock()
-    company.reports.events.clear()
+    company.came.clear()
     company.ranges.take(TAKES)
     company.carrier.cancel.assert_called_once_with(("for the range made here", *coming))
     assert company.ranges.shard == Shard("b", 8, 24)
@@ -251,7 +257,7 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
     extended, asked, commit = company.sent()
     assert (type(extended), asked, type(commit)) == (messages.store.ExtendRange, STATE_ASKED, messages.store.Commit)
     assert len(company.reports.of(host_messages.RangeTaken)) == 1
-    assert company.stored() == [here, coming]
+    assert company.came == [here, coming]
     assert [company.ranges.parts_of(arrived), company.ranges.had(here)] == [None, False]
     company.made(1)
     assert company.sent()[-1] == messages.store.SendShare(3)
@@ -273,7 +279,7 @@ def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more() -> N
     company = Company()
     company.ranges.take(TAKES)
     company.carrier.fetch.call_args.args[3]("host c has ended")
-    company.lose.assert_called_once_with("it was to take over the range of host c: host c has ended")
+    company.range_lost.assert_called_once_with("it was to take over the range of host c: host c has ended")
 
 
 def test_a_host_without_room_for_the_state_makes_no_versions_any_more() -> None:
@@ -281,7 +287,7 @@ def test_a_host_without_room_for_the_state_makes_no_versions_any_more() -> None:
     company.attachments.comes.side_effect = OSError(28, "No space left on device")
     company.ranges.take(TAKES)
     why = "the optimizer's state has no room here: No space left on device"
-    company.lose.assert_called_once_with(f"it was to take over the range of host c: {why}")
+    company.range_lost.assert_called_once_with(f"it was to take over the range of host c: {why}")
 
 
 def test_an_update_that_is_expected_is_not_said_to_be_here_before_it_is_brought() -> None:
@@ -291,9 +297,9 @@ def test_an_update_that_is_expected_is_not_said_to_be_here_before_it_is_brought(
     company.carrier.fetch.assert_not_called()
     company.ranges.bring(other, None)
     assert company.carrier.fetch.call_args.args[:2] == (other, owner)
-    assert not company.stored()
+    assert not company.came
     company.carrier.fetch.call_args.args[2]()
-    assert company.stored() == [other]
+    assert company.came == [other]
 
 
 def test_an_update_that_is_expected_and_dropped_comes_no_more_and_leaves_its_place() -> None:
@@ -315,24 +321,24 @@ def test_an_update_of_this_hosts_own_worker_is_not_expected() -> None:
 def test_a_sum_is_here_once_its_updates_buffers_are_where_those_are_kept_and_none_comes_of_this_hosts_own() -> None:
     company, total = Company(), Sum(3)
     buffers = [Buffers(0, 5), Buffers(1, 6)]
-    company.ranges._buffers_of = lambda total: buffers
+    company.ranges.keeps_buffers, company.buffers_of = True, lambda total: buffers
     company.ranges.bring(total, "a")
     fetched = {call.args[0]: call.args[2] for call in company.carrier.fetch.call_args_list}
     assert list(fetched) == [total, *buffers]
     for item in (buffers[1], total):
         fetched[item]()
-    assert not company.stored()
+    assert not company.came
     fetched[buffers[0]]()
-    assert company.stored() == [total]
+    assert company.came == [total]
     company.shelf.put(own := Sum(4), ("sum", 4), company.plan.of_sums)
     company.ranges.bring(own, "b")
-    assert company.stored() == [total, own]
+    assert company.came == [total, own]
     assert company.carrier.fetch.call_count == 3
 
 
 def test_a_sum_that_is_void_comes_no_more_and_neither_do_buffers() -> None:
     company = Company()
-    company.ranges._buffers_of = lambda total: [Buffers(0, 5)]
+    company.ranges.keeps_buffers, company.buffers_of = True, lambda total: [Buffers(0, 5)]
     company.ranges.bring(Sum(3), "a")
     owners = {call.args[1] for call in company.carrier.fetch.call_args_list}
     company.ranges.drop(Sum(3))

@@ -6,7 +6,6 @@ It touches no tensor, and waits only for its loop. It reads no clock and opens n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from paceline.coordinator.host_events import note
 from paceline.coordinator.ledger_backpressure import PAUSE, LedgerBackpressure
@@ -112,7 +111,7 @@ class Coordinator:
                 member = run_state.members[worker]
                 if member.trains:
                     member.step, member.ordered_at = step, at
-                run_state.cluster.carry_out(replace(order, progress=run_state.data.batches), at)
+                run_state.cluster.carry_out(order.at(run_state.data.batches), at)
             case StartPull() | StartPush() | AdjustTraining():
                 run_state.cluster.carry_out(order, at)
             case Reduce() | CopyReplica():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast, get_args
+
 from paceline.coordinator.run_state import RunState
 from paceline.coordinator.versions import Means, StoredVersions
 from paceline.core.facts import Fact
@@ -31,10 +33,15 @@ from paceline.host.events import (
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
 
+_FACTS = frozenset(get_args(Fact))
+
 
 def note(run_state: RunState, event: HostEvent) -> None:
     """Tell those of the run's parts that keep it."""
     members, ledger = run_state.members, run_state.journal.ledger
+    if type(event) in _FACTS:  # each step brings several
+        run_state.happened.append(cast(Fact, event))
+        return
     match event:
         case AwaitsVersion(worker=worker):
             if members[worker].waits is None:  # otherwise it was held, which says more
@@ -93,8 +100,7 @@ def note(run_state: RunState, event: HostEvent) -> None:
             run_state.shutdown.lacks_host |= host
             run_state.shutdown.fail(why)
         case _:
-            assert isinstance(event, Fact)
-            run_state.happened.append(event)
+            raise TypeError(f"{type(event).__name__} is not noted here")
 
 
 def _not_finite(found: VersionNotFinite, pushes: str) -> str:

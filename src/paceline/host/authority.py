@@ -8,6 +8,7 @@ from typing import Protocol
 from paceline.core.items import Buffers, Sum, Update
 from paceline.host.store_process import StoreOwner
 from paceline.host.worker_state import WorkerStates
+from paceline.ipc import messages
 from paceline.transfer.fetcher import Fetcher
 
 
@@ -32,6 +33,12 @@ class Authority(Protocol):
 
     def buffers_of(self, total: Sum) -> Sequence[Buffers]:
         """The buffers behind the updates in that sum, which another host makes."""
+
+    def stored(self, item: Update | Sum) -> None:
+        """All that the host's range needs of that is here."""
+
+    def own_range_made(self, made: messages.store.Committed) -> None:
+        """The host's range of a version is made."""
 
     def copy_never_comes(self, number: int, why: str) -> None:
         """What was to be copied here by that number does not come."""

@@ -675,6 +675,14 @@ class Cluster:
         """See `Authority`."""
         self.arrivals.freed(version)
 
+    def stored(self, item: Update | Sum) -> None:
+        """See `Authority`."""
+        self.shard_reports.stored(self.name, item)
+
+    def own_range_made(self, made: messages.store.Committed) -> None:
+        """See `Authority`."""
+        self.shard_reports.range_made(self.name, made)
+
     def update_dropped(self, update: Update) -> None:
         """See `Authority`."""
         self.sums.dropped(update)
@@ -812,8 +820,6 @@ class Cluster:
                 self._hear_worker(worker, said, attached)
             case ParametersTaken() | ComputesTaken() | Computes():  # each step comes by here
                 self._report(event)
-            case host_messages.Stored() | host_messages.RangeMade():
-                self.shard_reports.hear(self.name, event)
             case FetchTimes():
                 self._report(event.ending(self._now()))
             case Averaged(group=group) | GivenUp(group=group):

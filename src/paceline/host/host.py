@@ -48,7 +48,7 @@ from paceline.ipc.memory import Span
 from paceline.ipc.processes import NoProcess
 from paceline.records.times import FetchTimes
 from paceline.transfer.fetcher import Fetcher, RemoteFetcher
-from paceline.transfer.item_names import item_of, summand_of
+from paceline.transfer.item_names import fields_of, item_of, summand_of
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.manager import TransferManager
@@ -114,7 +114,7 @@ class Host:
         self.seats = seats = WorkerStates((worker, WorkerState(worker)) for worker in workers.numbers)
         if authority is not None:
             self.seats = seats = authority.seats  # which has other hosts' workers, too
-        self._own: Container[int] = seats if authority is None else workers.numbers
+        self.own: Container[int] = seats if authority is None else workers.numbers
         """This host's workers. Those of a host that has come again begin later."""
         self.store = StoreProcess(self.shelf, loop, workers if stand_in is None else stand_in.workers, self)
         self.reducer = HostReducer(self.shelf, plan, self.store, there=self.there_is_more, not_finite=self._not_finite)
@@ -143,7 +143,7 @@ class Host:
                 never_comes=None if authority is None else authority.copy_never_comes,
             )
         self.computing = Computing()
-        self.summands = Summands(self.shelf, self.memory, self.reducer, self.computing, self._own, host_of)
+        self.summands = Summands(self.shelf, self.memory, self.reducer, self.computing, self.own, host_of)
         kinds: dict[type[Item], ItemKind[Any]] = {
             Version: self.versions,
             Beginning: self.versions,
@@ -195,14 +195,10 @@ class Host:
             self._plan,
             self.store,
             self._carrier,
-            self._report,
             self.attachments,
+            self,
             head=self._head,
             away=self.versions.away,
-            own=self._own,
-            idle_cores=self._idle_cores,
-            lose=self.store.lose if self._authority is None else self._authority.loses,
-            buffers_of=None if self._authority is None else self._authority.buffers_of,
         )
         self.versions.maker = self.ranges.maker
 
@@ -470,9 +466,6 @@ class Host:
         """Whether other hosts are brought what there is of updates that workers here compute."""
         return self._spec.brings_early and not self.versions.makes_all and not self.adds_up
 
-    def _idle_cores(self) -> int:
-        return idle_cores((self.seats[worker] for worker in self._workers.numbers), self._threads)
-
     def _bring(self, worker: int, version: Version, there: Callable[[], None]) -> None:
         """Bring the version outside of any step, until the worker's process ends. Whoever needs it has claimed it."""
 
@@ -486,6 +479,44 @@ class Host:
 
     def _lacks(self, worker: int, why: str) -> None:
         self._report(host_messages.Lacks(worker, why))
+
+    # --- the range that is made here: see `RangeOwner` -----------------------------------------------
+
+    @property
+    def keeps_buffers(self) -> bool:
+        """See `RangeOwner`."""
+        return self._authority is not None
+
+    def buffers_of(self, total: Sum) -> Sequence[Buffers]:
+        """See `RangeOwner`."""
+        assert self._authority is not None
+        return self._authority.buffers_of(total)
+
+    def idle_cores(self) -> int:
+        """See `RangeOwner`."""
+        return idle_cores((self.seats[worker] for worker in self._workers.numbers), self._threads)
+
+    def range_lost(self, why: str) -> None:
+        """See `RangeOwner`."""
+        (self.store.lose if self._authority is None else self._authority.loses)(why)
+
+    def stored(self, item: Update | Sum) -> None:
+        """See `RangeOwner`. The head hears each update without a message: a small step would be 5 % longer."""
+        if self._authority is None:
+            self._report(host_messages.Stored(fields_of(item)))
+        else:
+            self._authority.stored(item)
+
+    def range_made(self, made: messages.store.Committed) -> None:
+        """See `RangeOwner`."""
+        if self._authority is None:
+            self._report(host_messages.RangeMade(made))
+        else:
+            self._authority.own_range_made(made)
+
+    def report(self, event: host_messages.OfShard) -> None:
+        """See `RangeOwner`."""
+        self._report(event)
 
     # --- what the process that computes for this host says --------------------------------------------
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from paceline.core.items import Sum, Update
 from paceline.errors import MessageUnreadable
 from paceline.host import messages as host_messages
 from paceline.host.events import Attached, Report
+from paceline.ipc import messages
 from paceline.transfer.item_names import summand_of
 
 if TYPE_CHECKING:
@@ -28,14 +30,12 @@ class ShardReports:
         cluster = self._cluster
         match event:
             case host_messages.Stored(item=item):
-                if (fact := cluster.arrivals.stored(host, summand_of(item), self._now())) is not None:
-                    self._report(fact)
+                self.stored(host, summand_of(item))
             case host_messages.RangeNorms(norms=norms):
                 if not cluster.norms_taken(host, norms):
                     raise MessageUnreadable(f"its norms for version {norms.version} were not to be taken")
             case host_messages.RangeMade(made=made):
-                if not cluster.range_made(host, made):
-                    raise MessageUnreadable(f"its range of version {made.version} was not to be made")
+                self.range_made(host, made)
             case host_messages.RangeTaken():
                 if not cluster.others.moves.taken(host):
                     raise MessageUnreadable("it was to take over no range")
@@ -49,6 +49,16 @@ class ShardReports:
                 self._bring_share(host, attached, number, error)
             case host_messages.ShardLost(why=why):
                 cluster.others.shard_lost(host, why)
+
+    def stored(self, host: str, item: Update | Sum) -> None:
+        """That host has all that its range needs of that."""
+        if (fact := self._cluster.arrivals.stored(host, item, self._now())) is not None:
+            self._report(fact)
+
+    def range_made(self, host: str, made: messages.store.Committed) -> None:
+        """That host has made its range of a version. Raises MessageUnreadable if it was not to."""
+        if not self._cluster.range_made(host, made):
+            raise MessageUnreadable(f"its range of version {made.version} was not to be made")
 
     def _bring_share(self, host: str, attached: Attached, number: int, error: str | None) -> None:
         """Bring that host's share of the optimizer's state, and pass its file on."""

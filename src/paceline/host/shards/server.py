@@ -19,7 +19,7 @@ from paceline.host.shards.range_maker import RangeMaker, kept
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
-from paceline.transfer.item_names import fields_of, summand_of
+from paceline.transfer.item_names import summand_of
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.manager import TransferManager
@@ -53,6 +53,35 @@ class ShardHost(Protocol):
         """Take over another host's range. It is answered by `RangeTaken`."""
 
 
+class RangeOwner(Protocol):
+    """The host that a range is made on: what it has for that, and what hears of it."""
+
+    own: Container[int]
+    """Its workers, whose updates are here."""
+
+    @property
+    def keeps_buffers(self) -> bool:
+        """Whether workers' buffers are kept here, and so come along with their updates: on the head's host."""
+
+    def buffers_of(self, total: Sum) -> Sequence[Buffers]:
+        """The buffers behind the updates in that sum, which another host makes. Asked where buffers are kept."""
+
+    def idle_cores(self) -> int:
+        """See `RangeMaker`."""
+
+    def range_lost(self, why: str) -> None:
+        """The range can't be made any more."""
+
+    def stored(self, item: Update | Sum) -> None:
+        """All that the range needs of that is here."""
+
+    def range_made(self, made: messages.store.Committed) -> None:
+        """The range of a version is made."""
+
+    def report(self, event: host_messages.OfShard) -> None:
+        """Tell the head that."""
+
+
 def _brought(item: Item) -> Owner:
     """Who claims the range of an update or of a sum, until it is in a version."""
     return "for the range made here", *item
@@ -68,40 +97,31 @@ class ShardServer:
         plan: MemoryPlan,
         store: StoreProcess,
         carrier: TransferManager | None,
-        report: Callable[[host_messages.OfShard], object],
         attachments: Attachments,
+        owner: RangeOwner,
         *,
         head: str,
         away: Callable[[Version], bool],
-        own: Container[int],
-        idle_cores: Callable[[], int],
-        lose: Callable[[str], object],
-        buffers_of: Callable[[Sum], Sequence[Buffers]] | None = None,
     ) -> None:
         """`carrier`: None if there are no other hosts. `head` is told what the optimizer has for the range.
 
-        `away(version)`: whether some of it has to be brought here. `own` are this host's workers, whose updates are
-        here. `idle_cores`: see `RangeMaker`. `lose(why)`: the range can't be made any more. `buffers_of(total)` come
-        along with a sum where workers' buffers are kept: on the head's host. None elsewhere.
+        `away(version)`: whether some of it has to be brought here.
         """
-        self.maker = RangeMaker(shelf, plan, store, idle_cores, tells=carrier is not None)
+        self.maker = RangeMaker(shelf, plan, store, owner.idle_cores, tells=carrier is not None)
         self.shard = shard
         """The range that is made here, or is about to be."""
-        self.keeps_buffers = buffers_of is not None
+        self.keeps_buffers = owner.keeps_buffers
         """Whether workers' buffers come here with their updates."""
         self._shelf = shelf
         self._plan = plan
         self._store = store
         self._carrier = carrier
-        self._report = report
+        self._owner = owner
         self._attachments = attachments
         self._head = head
         self._away = away
-        self._lose = lose
-        self._own = own
         self._taking: Taking | None = None
         """What is lacking to make another host's range as well."""
-        self._buffers_of = buffers_of
         self._bringing: dict[Update | Sum, set[Item]] = {}
         """What is on its way here, in the order in which it was asked for: itself, or buffers that come along."""
         self._when_taken: list[Callable[[], object]] = []
@@ -128,7 +148,7 @@ class ShardServer:
 
     def expect(self, update: Update) -> None:
         """See `ShardHost`."""
-        if update.worker not in self._own:
+        if update.worker not in self._owner.own:
             self._bringing[update] = {update}
             self._carries.expect(update, _brought(update))
 
@@ -140,11 +160,11 @@ class ShardServer:
         if self._is_own(item):
             if self._shelf.has(item):
                 self._shelf.claim(_brought(item), item)
-                self._report(host_messages.Stored(fields_of(item)))
+                self._owner.stored(item)
             return  # else the worker has left, which the head is about to hear
         parts: list[Item] = [item]
-        if isinstance(item, Sum) and self._buffers_of is not None:
-            parts += self._buffers_of(item)
+        if isinstance(item, Sum) and self.keeps_buffers:
+            parts += self._owner.buffers_of(item)
         self._bringing[item] = {*parts}
         for part in parts:
             self._carries.fetch(part, _brought(part), partial(self._came, item, part), None)
@@ -211,7 +231,7 @@ class ShardServer:
         """See `ShardHost`. No version is made meanwhile."""
 
         def lost(why: str) -> None:
-            self._lose(f"it was to take over the range of host {order.host}: {why}")
+            self._owner.range_lost(f"it was to take over the range of host {order.host}: {why}")
 
         lacking: list[Item] = [version for version in map(Version, order.versions) if self._away(version)]
         try:
@@ -242,7 +262,7 @@ class ShardServer:
             later, self._when_taken = self._when_taken, []
             for call in later:
                 call()
-            self._report(host_messages.RangeTaken())
+            self._owner.report(host_messages.RangeTaken())
             self.maker.go_on()
 
         self.maker.rests = True
@@ -261,7 +281,7 @@ class ShardServer:
             case messages.store.Norms():
                 if not self.maker.heard(message):
                     return False
-                self._report(host_messages.RangeNorms(message))
+                self._owner.report(host_messages.RangeNorms(message))
             case messages.store.Committed(version=version):
                 making = self.maker.making
                 if making is None or not self.maker.heard(message):
@@ -269,14 +289,14 @@ class ShardServer:
                 for item in (*(item for item, _ in making.pushed), *making.summed):
                     self._needs_no_more(item)
                 self._there(version)
-                self._report(host_messages.RangeMade(message))
+                self._owner.range_made(message)
                 self.maker.go_on()
             case messages.store.ShareReady(number=number, error=error):
                 attached = None
                 if descriptors:
                     name, packed = f"share {number} of {self.shard.host}", file_bytes(descriptors[0])
                     attached = self._attachments.offer(name, packed, self._head)
-                self._report(host_messages.StatePacked(number, error, attached))
+                self._owner.report(host_messages.StatePacked(number, error, attached))
             case _:
                 return False
         return True
@@ -284,7 +304,7 @@ class ShardServer:
     def lost(self, why: str) -> None:
         """The process has gone: no versions are made here any more."""
         self.maker.lost()
-        self._report(host_messages.ShardLost(why))
+        self._owner.report(host_messages.ShardLost(why))
 
     @property
     def _carries(self) -> TransferManager:
@@ -302,11 +322,11 @@ class ShardServer:
         lacking.discard(part)
         if not lacking:
             self._bringing.pop(item, None)
-            self._report(host_messages.Stored(fields_of(item)))
+            self._owner.stored(item)
 
     def _is_own(self, item: Update | Sum) -> bool:
         """Whether it is of this host's workers: all of it is here."""
-        return item.worker in self._own if isinstance(item, Update) else self._hosts[item] == self.shard.host
+        return item.worker in self._owner.own if isinstance(item, Update) else self._hosts[item] == self.shard.host
 
     def _needs_no_more(self, item: Update | Sum) -> None:
         self._shelf.release(_brought(item))
