@@ -49,6 +49,7 @@ from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.commit_queue import NEWEST, CommitQueue
 from paceline.host.orders.for_others import ForOthers
+from paceline.host.orders.hyperparameters import Hyperparameters
 from paceline.host.orders.join_handover import JoinHandover
 from paceline.host.orders.releases import step_of
 from paceline.host.orders.snapshots import HostSnapshots
@@ -186,17 +187,14 @@ class Cluster:
         self.early: Early | None = None
         if carrier is not None and spec.brings_early:
             self.early = Early(self.shelf, plan, self.pushes, self.arrivals)
+        self.hyperparameters = Hyperparameters(seats, rate_scale, steps_in_store=spec.optimizer == "store")
         self.commits = CommitQueue(
             self.shelf,
             plan,
             self.store,
             self.pushes,
             report,
-            seats=seats,
-            steps_in_store=spec.optimizer == "store",
-            rate_scale=rate_scale,
-            host=name,
-            own=self.shard_server.maker,
+            hyperparameters=self.hyperparameters,
             versions=self.versions,
             arrivals=self.arrivals,
             sums=self.sums,
@@ -372,7 +370,7 @@ class Cluster:
         """
         self.others.join(worker)
         self.seats[worker].joined = 1 + max(seat.joined for seat in self.seats.values())
-        self.commits.joins(worker)
+        self.hyperparameters.joins(worker)
         if self.seats[worker].here:
             self.seats[worker].trains = self.seats[worker].trained = True
             self.joins.join(worker, others)
@@ -737,7 +735,7 @@ class Cluster:
     def drop_update(self, worker: int, step: int) -> None:
         """There will be no update of this step, or none that counts: its place is free."""
         self.arrivals.dropped(Update(worker, step))  # while it has its place, to which some of it may be on its way
-        self.commits.dropped(worker, step)
+        self.hyperparameters.dropped(worker, step)
         self.pushes.dropped(worker, step)
         self.replicas.dropped(worker, step)
 

@@ -6,16 +6,16 @@ Several hosts may make a range of each version. It is made once they all have.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.core.items import Beginning, Update, Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate
-from paceline.core.state_edits import StateEdit, StateEdits
+from paceline.core.state_edits import StateEdit
 from paceline.host import messages as host_messages
-from paceline.host.events import Impossible, Report, VersionCommitted, VersionNotFinite
+from paceline.host.events import Report, VersionCommitted, VersionNotFinite
 from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.hyperparameters import Hyperparameters, Scalars
 from paceline.host.orders.pushes import Pushed, Pushes
 from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.range_maker import RangeMaker
@@ -23,12 +23,9 @@ from paceline.host.shards.sum_table import SumTable
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
-from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
 
-Scalars = list[dict[str, Any]]
-"""An optimizer's hyperparameters, by parameter group."""
 NEWEST = ("newest version",)
 
 
@@ -59,29 +56,20 @@ class CommitQueue:
         pushes: Pushes,
         report: Report,
         *,
-        seats: Mapping[int, WorkerState],
-        steps_in_store: bool,
-        rate_scale: float,
-        host: str,
-        own: RangeMaker,
+        hyperparameters: Hyperparameters,
         versions: Versions,
         arrivals: Arrivals,
         sums: SumTable,
         brings: Callable[[int, Callable[[], object]], object],
         rests: Callable[[], bool],
     ) -> None:
-        """`own` makes the range of the head's host, which is called `host`. `arrivals` knows all that make ranges.
+        """`versions` are those of the head's host. `arrivals` knows all hosts that make ranges.
 
         `brings(version, then)` brings the ranges here that others make, then goes on. `rests()` is asked while no
         version is being made: whether the next one waits.
-
-        If the store does not step the optimizer, no hyperparameters are sent to it. `rate_scale` is the factor of the
-        learning rates until an order says otherwise.
         """
         self.newest = 0
         self._shelf = shelf
-        self._host = host
-        self._own = own
         self.versions = versions
         """What there is of them on the head's host."""
         self._arrivals = arrivals
@@ -97,14 +85,7 @@ class CommitQueue:
         self._store = store
         self._pushes = pushes
         self._report = report
-        self._seats = seats
-        self._steps_in_store = steps_in_store
-        self._rate_scale = rate_scale
-        self._scales: dict[int, tuple[float, float]] = {}
-        """By worker: the factors of its learning rates and its momentum, if they were ordered."""
-        self._said: dict[tuple[int, int], Scalars] = {}
-        """By worker and step: the hyperparameters, as the worker may have pushed another step by the commit."""
-        self._edits = StateEdits()
+        self._hyperparameters = hyperparameters
         self._orders: deque[_Ordered] = deque()
         self._committing: ApplyUpdate | None = None
         self._ranges: dict[str, messages.store.Committed | None] = {}
@@ -116,8 +97,14 @@ class CommitQueue:
         self.newest = version
         place = self._shelf.put(Version(version), NEWEST, self._plan.shared)
         assert place == 0  # where all have mapped it
-        self._own.begins(version)
+        self._maker.begins(version)
         self.versions.newest = version
+
+    @property
+    def _maker(self) -> RangeMaker:
+        """Makes the range of the head's host."""
+        assert self.versions.maker is not None
+        return self.versions.maker
 
     @property
     def making(self) -> int | None:
@@ -132,33 +119,17 @@ class CommitQueue:
     def carry_out(self, order: ApplyUpdate | AdjustTraining) -> None:
         """Have the store make that version, or have the versions ordered from now on made with these factors."""
         if isinstance(order, AdjustTraining):
-            self._scales[order.worker] = order.learning_rate_scale * self._rate_scale, order.momentum_scale
+            self._hyperparameters.adjust(order)
             return
         pushed, summed = self._sums.applied(self._pushes.applied(order))
-        scalars = self._scaled(*self._longest(order)) if self._steps_in_store else None
-        edits = self._edits.due((worker, step) for worker, step, _ in order.contributions)
+        scalars, edits = self._hyperparameters.of(order), self._hyperparameters.edits(order)
         if not self._store.lost:
             self._orders.append(_Ordered(order, pushed, summed, scalars, edits))
             self.go_on()
 
-    def said(self, worker: int, step: int, scalars: Scalars, edits: Sequence[StateEdit]) -> None:
-        """These were the hyperparameters of that worker's step, and its edits of the optimizer's state before it."""
-        self._said[worker, step] = scalars
-        if why := self._edits.said(worker, step, edits):
-            self._report(Impossible(why))
-
-    def joins(self, worker: int) -> None:
-        """The worker takes part from now on, with what the newest version has."""
-        self._edits.joins(worker)
-
-    def dropped(self, worker: int, step: int) -> None:
-        """The step's update is in a version by now, or will be in none."""
-        self._said.pop((worker, step), None)
-        self._edits.dropped(worker, step)
-
     def adopted(self, worker: int) -> None:
         """The first version is what that worker has written from now on."""
-        self._own.uses(self._shelf.place(Beginning(worker)))
+        self._maker.uses(self._shelf.place(Beginning(worker)))
         self._shelf.replace(Version(0), Beginning(worker))
         self._shelf.claim(NEWEST, Version(0))  # what it was is needed by those only who compute on it
 
@@ -201,7 +172,7 @@ class CommitQueue:
     @property
     def lacking(self) -> Sequence[str]:
         """The hosts besides the head's that have not made their range of the version that is being made."""
-        return [host for host, made in self._ranges.items() if made is None and host != self._host]
+        return [host for host, made in self._ranges.items() if made is None and host in self._arrivals.others]
 
     @property
     def whole(self) -> bool:
@@ -214,7 +185,7 @@ class CommitQueue:
         assert order is not None
         self.newest = order.version
         self._shelf.claim(NEWEST, Version(order.version))
-        self._own.free(order.version)
+        self._maker.free(order.version)
         self._report(VersionCommitted(order.version, sum(one.checksum for one in ranges) % (1 << 64), at))
         lost = [one.not_finite for one in ranges if one.not_finite is not None]
         if self.clips_norms:  # one worker's NaN spreads to ranges where its gradient has none
@@ -224,7 +195,7 @@ class CommitQueue:
             self._sums.look, found = False, self._sums.found or found
             self._report(VersionNotFinite(order, *found))
         for worker, step, _ in order.contributions:
-            self.dropped(worker, step)
+            self._hyperparameters.dropped(worker, step)
             self._pushes.dropped(worker, step)
         self.versions.made(order.version)
         self._committing = None  # only now: what was told may ask to go on, and the next commit comes after all that
@@ -235,7 +206,7 @@ class CommitQueue:
         """The store has gone: its orders will not be done."""
         self._orders.clear()
         self.versions.never()
-        self._own.lost()
+        self._maker.lost()
         self._committing = None
 
     def go_on(self) -> None:
@@ -251,23 +222,6 @@ class CommitQueue:
         terms = [(fields_of(item), weight) for item, weight in ordered.pushed]
         exchanges = self.clips_norms and bool(self._arrivals.others)
         make = host_messages.MakeRange(order.version, terms, scalars, self._sums.look, exchanges, list(ordered.edits))
-        self._ranges = dict.fromkeys([self._host, *self._arrivals.others])
+        self._ranges = dict.fromkeys(self._arrivals.hosts)
         self._norms.clear()
         self._arrivals.make(make, ordered.pushed, ordered.summed)
-
-    def _longest(self, order: ApplyUpdate) -> tuple[int, int]:
-        """The contribution of the worker that has served longest: one that has joined may have other hyperparameters.
-
-        Of those that began together it is the lowest.
-        """
-        worker, step, _ = min(order.contributions, key=lambda one: (self._seats[one[0]].joined, one[0], one[1]))
-        return worker, step
-
-    def _scaled(self, worker: int, step: int) -> Scalars:
-        """The worker's hyperparameters as of that step, with the learning rates and the momentum that hold now."""
-        rate, momentum = self._scales.get(worker, (self._rate_scale, 1.0))
-        changed = {key: scale for key, scale in (("lr", rate), ("momentum", momentum)) if scale != 1.0}
-        return [
-            {**group, **{key: group[key] * scale for key, scale in changed.items() if key in group}}
-            for group in self._said[worker, step]
-        ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from paceline.core.items import Beginning
 from paceline.core.state_edits import StateEdit
 from paceline.host.attachments import write_attached
-from paceline.host.events import Report, WorkerSaid
+from paceline.host.events import Impossible, Report, WorkerSaid
 from paceline.host.version_items import written_by
 from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
@@ -84,7 +84,8 @@ class WorkerReports:
         self._cluster.replicas.computed(seat.worker, step)
         if seat.trains and not self._cluster.replicas.owned_by(seat.worker):
             self._cluster.pushes.ready(seat.worker, step)
-            self._cluster.commits.said(seat.worker, step, seat.scalars, edits)
+            if why := self._cluster.hyperparameters.said(seat.worker, step, seat.scalars, edits):
+                self._report(Impossible(why))
         self._cluster.commits.go_on()
         seat.released = None
 

@@ -54,6 +54,11 @@ class Arrivals:
         self._others = {host: RemoteShard(partial(self._tell, host)) for host in hosts}
 
     @property
+    def hosts(self) -> Sequence[str]:
+        """All hosts that make ranges, the head's first."""
+        return [self._head, *self._others]
+
+    @property
     def others(self) -> Sequence[str]:
         """The other hosts that make ranges, in the order of these."""
         return list(self._others)
