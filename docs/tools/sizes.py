@@ -1,7 +1,7 @@
 """How large the code is, and where it is larger than it should be: `make sizes`. It is a look, not a law.
 
 Statements are counted beside lines, so that denser lines are no gain. What follows each heading is a question: is it
-one thing? A reason in a sentence is an answer.
+one thing? A reason in a sentence is an answer: see `size_reasons.toml`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+REASONS = Path(__file__).with_name("size_reasons.toml")
 SRC = Path(__file__).parents[2] / "src" / "paceline"
 CLASS, CONSTRUCTOR, FUNCTION, PACKAGE, CLASSES = 400, 8, 60, 15, 5
 TWICE = {"Config", "Machine"}  # each protocol has its own
@@ -109,27 +111,44 @@ def by_package(found: Iterable[Module]) -> Iterator[str]:
         yield f"{package:20}{row}{said / max(text, 1):>11.0%}"
 
 
-def questions(found: list[Module]) -> Iterator[tuple[str, list[str]]]:
-    """Each heading, and what stands below it."""
+HEADINGS = {
+    "classes": f"classes of more than {CLASS} lines",
+    "constructors": f"constructors with more than {CONSTRUCTOR} arguments",
+    "functions": f"functions of more than {FUNCTION} lines",
+    "packages": f"packages of more than {PACKAGE} files",
+    "methods": f"methods of one name in more than {CLASSES} classes, without a contract",
+}
+"""By table of `size_reasons.toml`: what it answers."""
+
+
+def questions(found: list[Module]) -> dict[str, dict[str, int]]:
+    """Return what is asked about, by the table of `size_reasons.toml` that answers it, and how large each is."""
     classes = [(module, one) for module in found for one in module.classes()]
     functions = [(module, one) for module in found for one in module.functions()]
-    large = sorted(((lines(one), f"{module.name}.{one.name}") for module, one in classes), reverse=True)
-    yield "the ten largest classes", [f"{name}: {count}" for count, name in large[:10]]
-    yield f"classes of more than {CLASS} lines", [f"{name}: {count}" for count, name in large if count > CLASS]
-    built = [(f"{module.name}.{one.name}", constructor(one)) for module, one in classes]
-    many = [f"{name}: {count}" for name, count in built if count > CONSTRUCTOR]
-    yield f"constructors with more than {CONSTRUCTOR} arguments", many
-    long = [f"{module.name}.{one.name}: {lines(one)}" for module, one in functions if lines(one) > FUNCTION]
-    yield f"functions of more than {FUNCTION} lines", long
     files: dict[str, int] = defaultdict(int)
     for module in found:
         files[module.package] += module.place.name != "__init__.py"
-    yield (
-        f"packages of more than {PACKAGE} files",
-        [f"{name}: {count}" for name, count in files.items() if count > PACKAGE],
-    )
-    yield "public classes of one name", twice(found)
-    yield f"methods of one name in more than {CLASSES} classes, without a contract", undeclared(found)
+    every = {
+        "classes": ({f"{module.name}.{one.name}": lines(one) for module, one in classes}, CLASS),
+        "constructors": ({f"{module.name}.{one.name}": constructor(one) for module, one in classes}, CONSTRUCTOR),
+        "functions": ({f"{module.name}.{one.name}": lines(one) for module, one in functions}, FUNCTION),
+        "packages": (dict(files), PACKAGE),
+        "methods": (undeclared(found), CLASSES),
+    }
+    return {
+        table: dict(sorted(((name, size) for name, size in sized.items() if size > most), key=lambda one: -one[1]))
+        for table, (sized, most) in every.items()
+    }
+
+
+def reasons() -> dict[str, dict[str, str]]:
+    """Return each table of `size_reasons.toml`: a reason by name."""
+    tables: dict[str, dict[str, str | list[str]]] = tomllib.loads(REASONS.read_text())
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for table, entries in tables.items():
+        for key, value in entries.items():
+            found[table].update({key: value} if isinstance(value, str) else dict.fromkeys(value, key))
+    return found
 
 
 def twice(found: Iterable[Module]) -> list[str]:
@@ -141,8 +160,10 @@ def twice(found: Iterable[Module]) -> list[str]:
     return [f"{name}: {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
 
 
-def undeclared(found: Iterable[Module]) -> list[str]:
-    """A class of ours that others name as a base, directly or not, declares its methods for them."""
+def undeclared(found: Iterable[Module]) -> dict[str, int]:
+    """Return in how many classes each method is that no contract declares.
+
+    A class of ours that others name as a base, directly or not, declares its methods for them."""
     classes = {one.name: one for module in found for one in module.classes()}
     bases = {
         name: [ast.unparse(base).partition("[")[0].split(".")[-1] for base in one.bases]
@@ -163,15 +184,20 @@ def undeclared(found: Iterable[Module]) -> list[str]:
             known = method.name.startswith("_") or method.name in VERBS
             if not known and not declared(name, method.name):
                 where[method.name].add(name)
-    often = sorted(((len(names), method) for method, names in where.items() if len(names) > CLASSES), reverse=True)
-    return [f"{method}: {count}" for count, method in often]
+    return {method: len(names) for method, names in where.items()}
 
 
 def main() -> None:
     found = modules()
     print(*by_package(found), sep="\n")
-    for heading, below in questions(found):
-        print(f"\n{heading}: {len(below)}", *(f"  {line}" for line in below), sep="\n")
+    large = sorted((lines(one), f"{module.name}.{one.name}") for module in found for one in module.classes())
+    print("\nthe ten largest classes", *(f"  {name}: {count}" for count, name in large[: -10 - 1 : -1]), sep="\n")
+    print(f"\npublic classes of one name: {len(names := twice(found))}", *(f"  {line}" for line in names), sep="\n")
+    why = reasons()
+    for table, below in questions(found).items():
+        print(f"\n{HEADINGS[table]}: {len(below)}")
+        for name, size in below.items():
+            print(f"  {name}: {size}. {why[table].get(name, 'WHY?')}")
 
 
 if __name__ == "__main__":

@@ -26,5 +26,10 @@ def test_a_class_name_that_stands_in_two_modules_is_named() -> None:
 def test_a_method_in_many_classes_is_named_unless_a_base_declares_it() -> None:
     plain = [module(f"m{number}", f"class C{number}:\n    def move(self): ...\n") for number in range(6)]
     declared = [module(f"m{number}", f"class C{number}(Moves):\n    def move(self): ...\n") for number in range(6)]
-    assert sizes.undeclared(plain) == ["move: 6"]
-    assert sizes.undeclared([module("contract", CONTRACT), *declared]) == []
+    assert sizes.undeclared(plain) == {"move": 6}
+    assert sizes.undeclared([module("contract", CONTRACT), *declared]) == {"move": 1}
+
+
+def test_what_is_large_has_a_reason_and_each_reason_is_for_something_large() -> None:
+    large = {table: set(names) for table, names in sizes.questions(sizes.modules()).items()}
+    assert {table: set(names) for table, names in sizes.reasons().items()} == large

@@ -221,14 +221,12 @@ class Cluster:
             self,
             self.shelf,
             self.store,
-            self.commits,
             self.replicas,
             self.transfers,
             self.releases,
             here.fetcher,
             seats,
             report,
-            self.send,
         )
         self.others: OtherHosts = OtherHosts(self, others, carrier, report, directory, now)
         """What other hosts are told, and what they say."""

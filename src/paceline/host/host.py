@@ -105,7 +105,6 @@ class Host:
         self._workers = workers
         self._carrier = carrier
         self._report = report
-        self._name = name
         self._head = head
         self._threads = threads
         self._authority = authority
@@ -198,7 +197,6 @@ class Host:
             self.attachments,
             self,
             head=self._head,
-            away=self.versions.away,
         )
         self.versions.maker = self.ranges.maker
 
@@ -491,6 +489,10 @@ class Host:
         """See `RangeOwner`."""
         assert self._authority is not None
         return self._authority.buffers_of(total)
+
+    def away(self, version: Version) -> bool:
+        """See `RangeOwner`."""
+        return self.versions.away(version)
 
     def idle_cores(self) -> int:
         """See `RangeOwner`."""

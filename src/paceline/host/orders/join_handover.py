@@ -14,7 +14,6 @@ from paceline.core.orders import CopyReplica
 from paceline.host.attachments import recorded_file
 from paceline.host.claims import Owner
 from paceline.host.events import HandedOver, Report
-from paceline.host.orders.commit_queue import CommitQueue
 from paceline.host.orders.releases import Releases
 from paceline.host.replicas.replica_table import ReplicaTable
 from paceline.host.replicas.transfers import ReplicaTransfers, unawaited
@@ -65,27 +64,22 @@ class JoinHandover:
         cluster: Cluster,
         shelf: Shelf,
         store: StoreProcess,
-        commits: CommitQueue,
         table: ReplicaTable,
         transfers: ReplicaTransfers,
         releases: Releases,
         fetcher: Fetcher,
         seats: Mapping[int, WorkerState],
         report: Report,
-        send: Callable[..., None],
     ) -> None:
-        """`send(worker, message, descriptors)` tells a worker."""
         self._cluster = cluster
         self._shelf = shelf
         self._store = store
-        self._commits = commits
         self._table = table
         self._transfers = transfers
         self._releases = releases
         self._fetcher = fetcher
         self._seats = seats
         self._report = report
-        self._send = send
         self.begun_as: Item | None = None
         """What training began with, as long as a worker may have to begin with it once more."""
         self._asked: dict[int, dict[int, tuple[int, ...] | None]] = {}
@@ -157,7 +151,7 @@ class JoinHandover:
             return
         self._takes(worker)
         descriptors = () if copy.packing is None else (copy.packing,)
-        self._send(worker, messages.worker.TakeUp(), descriptors)
+        self._cluster.send(worker, messages.worker.TakeUp(), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -172,7 +166,7 @@ class JoinHandover:
             there = self._cluster.others.host_of(worker)
             self._transfers.pass_on(replica, there, lambda: None, unawaited)
             self._takes(worker)  # it is released at once
-            self._send(worker, messages.worker.TakeUp(), ())
+            self._cluster.send(worker, messages.worker.TakeUp())
             return
         self._cluster.take_replica(worker, self._table.room(worker), recorded=True)
         told = messages.worker.TakeUp(recorded=True)
@@ -238,14 +232,14 @@ class JoinHandover:
             return
         del self._asked[worker]
         self._report(HandedOver(worker, source))
-        self._send(worker, messages.worker.TakeUp(), () if source is None else asked[source] or ())
+        self._cluster.send(worker, messages.worker.TakeUp(), () if source is None else asked[source] or ())
         for packing in asked.values():
             _close(packing)
 
     def _hand_over(self, source: int, worker: int) -> None:
         """Ask that worker once it was told of the release that it may wait for: a replay's worker has that by now."""
         told = messages.worker.HandOver(worker, self._joinings[worker])
-        self._releases.after(source, lambda: self._send(source, told))
+        self._releases.after(source, lambda: self._cluster.send(source, told))
 
     def _fetch(self, copy: _Copy) -> None:
         """Have the replica brought to the worker, once all that goes with it is there."""
@@ -271,7 +265,7 @@ class JoinHandover:
 
     def _send_with(self, worker: int, message: messages.worker.TakeUp, file: str) -> None:
         with recorded_file(file) as descriptor:
-            self._send(worker, message, (descriptor,))
+            self._cluster.send(worker, message, (descriptor,))
 
     def _void(self, worker: int) -> None:
         """No copy comes to that worker any more: it has the replica that it had."""

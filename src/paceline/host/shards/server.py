@@ -66,6 +66,9 @@ class RangeOwner(Protocol):
     def buffers_of(self, total: Sum) -> Sequence[Buffers]:
         """The buffers behind the updates in that sum, which another host makes. Asked where buffers are kept."""
 
+    def away(self, version: Version) -> bool:
+        """Whether some of that version has to be brought here, or is on its way."""
+
     def idle_cores(self) -> int:
         """See `RangeMaker`."""
 
@@ -101,12 +104,8 @@ class ShardServer:
         owner: RangeOwner,
         *,
         head: str,
-        away: Callable[[Version], bool],
     ) -> None:
-        """`carrier`: None if there are no other hosts. `head` is told what the optimizer has for the range.
-
-        `away(version)`: whether some of it has to be brought here.
-        """
+        """`carrier`: None if there are no other hosts. `head` is told what the optimizer has for the range."""
         self.maker = RangeMaker(shelf, plan, store, owner.idle_cores, tells=carrier is not None)
         self.shard = shard
         """The range that is made here, or is about to be."""
@@ -119,7 +118,6 @@ class ShardServer:
         self._owner = owner
         self._attachments = attachments
         self._head = head
-        self._away = away
         self._taking: Taking | None = None
         """What is lacking to make another host's range as well."""
         self._bringing: dict[Update | Sum, set[Item]] = {}
@@ -233,7 +231,7 @@ class ShardServer:
         def lost(why: str) -> None:
             self._owner.range_lost(f"it was to take over the range of host {order.host}: {why}")
 
-        lacking: list[Item] = [version for version in map(Version, order.versions) if self._away(version)]
+        lacking: list[Item] = [version for version in map(Version, order.versions) if self._owner.away(version)]
         try:
             lacking += self._attachments.comes(order.state, order.host)
         except OSError as full:
