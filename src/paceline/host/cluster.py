@@ -382,10 +382,7 @@ class Cluster:
 
     def adopt(self, worker: int) -> None:
         """Have the worker write what its script changed the first version to. All begin with that once it has."""
-        if self.seats[worker].elsewhere:  # what it wrote is fetched
-            self.others.adopt(worker)
-        else:
-            self.here.tell(host_messages.Adopt(worker))
+        self._tell_host_of(worker, host_messages.Adopt(worker))  # what another host's worker wrote is fetched
 
     # --- orders and facts -------------------------------------------------------------------------
 

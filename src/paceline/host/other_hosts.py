@@ -206,11 +206,6 @@ class OtherHosts:
             one.left = False
         self.tell_worker(worker, host_messages.JoinWorker(worker))
 
-    def adopt(self, worker: int) -> None:
-        """Have the worker write what its script changed the first version to."""
-        self._workers[worker].host.turns_of(worker).adopts()
-        self.tell_worker(worker, host_messages.Adopt(worker))
-
     def show_recorded(self, worker: int, message: messages.worker.ToWorker, file: str) -> None:
         """Tell a worker of another host this. What is recorded in that file comes along."""
         if self._workers[worker].gone:

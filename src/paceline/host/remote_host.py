@@ -49,6 +49,8 @@ class RemoteHost:
                 self.turns_of(worker).told(message.message)
             elif isinstance(message, host_messages.TakeStep) and message.change is not None:
                 self.turns_of(worker).steps(message.step)
+            elif isinstance(message, host_messages.Adopt):
+                self.turns_of(worker).adopts()
             self.tell(message)
 
     def turns_of(self, worker: int) -> MessageValidation:
