@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from paceline.core.choice import choose
+from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact, GradientReady, StepDeclined, WorkerJoined
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.protocols import registry
@@ -92,55 +93,73 @@ def simulated(
     return folder
 
 
+@dataclass
+class AsReal:
+    """Notes a history of two epochs of leased batches, as a real run would."""
+
+    journal: Journal
+    choice: Choice
+    seed: int
+    made: dict[int, float] = field(default_factory=dict)
+
+    def record(self, fact: Fact, orders: tuple[Order, ...]) -> None:
+        self.journal.record(fact, orders)
+        ledger = self.journal.ledger
+        if isinstance(fact, GradientReady):
+            self.journal.step_times(fact.worker, fact.step, StepTimes(fact.at, 0.0, 1e-9, 0.0, 0.0, 0.0))
+            ledger.pushed(fact.worker, fact.step, [0.1], fact.samples)
+        elif isinstance(fact, StepDeclined) and not fact.paused:
+            ledger.leased(fact.worker, 0, None)
+            ledger.leased(fact.worker, 1, None)
+        elif isinstance(fact, WorkerJoined):
+            ledger.leased(fact.worker, None, None)
+        for order in orders:
+            if isinstance(order, ApplyUpdate):
+                ledger.checked(order.version, order.version)
+                ledger.committed(order.version, fact.at)
+                self.made[order.version] = fact.at
+
+    def use(self, worker: int, step: int, epoch: int, batch: int) -> None:
+        self.journal.ledger.leased(worker, epoch, (epoch, batch))
+        self.journal.ledger.batch_used(worker, step, epoch, batch, "step")
+
+    def epochs(self, history: History) -> None:
+        for number, order in enumerate(history.epochs):
+            self.journal.ledger.epoch_opened(number, order, order_digest(order), 0, sum(map(len, order)))
+
+    def began(self, folder: Path) -> None:
+        config = {**AS_REAL, "protocol": self.choice.to_plain(), "workers": 4, "seed": self.seed}
+        noted(folder, self.journal.ledger, config)
+
+    def ended(self, folder: Path, sha256: str = "5" * 64) -> None:
+        """All workers died; the last version is recorded."""
+        self.journal.ledger.note("deaths", {str(worker): "killed by SIGKILL" for worker in range(4)})
+        tally = self.journal.tally
+        version, samples = tally.model.versions, sum(share.samples for share in tally.shares.values())
+        self.journal.recorded(version, self.made[version], samples, sha256, f"versions/{version:08d}.safetensors")
+        self.journal.ended("completed", None)
+        summary = tally.summary(
+            protocol=self.choice,
+            workers=4,
+            threads=1,
+            seed=self.seed,
+            outcome="completed",
+            final_parameters_sha256=sha256,
+        )
+        self.journal.ledger.close()
+        write(folder / "summary.json", summary)
+
+
 def leased(folder: Path, protocol: str = "asp", seed: int = 0, pauses: float = 0.0) -> Path:
     """A run with two epochs of leased batches, in which workers die and come back; as if it had been a real one.
 
     With probability `pauses` a worker pauses in the place of a step.
     """
     folder.mkdir()
-    choice = choose(protocol, registry())
-    with closing(Ledger(folder / "ledger.sqlite")) as ledger:
-        journal, made = Journal(ledger), dict[int, float]()
-        noted(folder, ledger, {**AS_REAL, "protocol": choice.to_plain(), "workers": 4, "seed": seed})
-
-        def record(fact: Fact, orders: tuple[Order, ...]) -> None:
-            journal.record(fact, orders)
-            if isinstance(fact, GradientReady):
-                journal.step_times(fact.worker, fact.step, StepTimes(fact.at, 0.0, 1e-9, 0.0, 0.0, 0.0))
-                ledger.pushed(fact.worker, fact.step, [0.1], fact.samples)
-            elif isinstance(fact, StepDeclined) and not fact.paused:
-                ledger.leased(fact.worker, 0, None)
-                ledger.leased(fact.worker, 1, None)
-            elif isinstance(fact, WorkerJoined):
-                ledger.leased(fact.worker, None, None)
-            for order in orders:
-                if isinstance(order, ApplyUpdate):
-                    ledger.checked(order.version, order.version)
-                    ledger.committed(order.version, fact.at)
-                    made[order.version] = fact.at
-
-        def use(worker: int, step: int, epoch: int, batch: int) -> None:
-            ledger.leased(worker, epoch, (epoch, batch))
-            ledger.batch_used(worker, step, epoch, batch, "step")
-
-        history = History(protocol, seed, pauses=pauses, on_record=record, on_batch=use)
-        history.run()
-        ledger.note("deaths", {str(worker): "killed by SIGKILL" for worker in range(4)})
-        for number, order in enumerate(history.epochs):
-            ledger.epoch_opened(number, order, order_digest(order), 0, sum(map(len, order)))
-        version, samples = journal.tally.model.versions, sum(share.samples for share in journal.tally.shares.values())
-        sha256, file = "5" * 64, f"versions/{version:08d}.safetensors"
-        journal.recorded(version, made[version], samples, sha256, file)
-        journal.ended("completed", None)
-        summary = journal.tally.summary(
-            protocol=choice,
-            workers=4,
-            threads=1,
-            seed=seed,
-            outcome="completed",
-            final_parameters_sha256=sha256,
-        )
-    write(folder / "summary.json", summary)
+    run = AsReal(Journal(Ledger(folder / "ledger.sqlite")), choose(protocol, registry()), seed)
+    run.began(folder)
+    run.epochs(History(protocol, seed, pauses=pauses, on_record=run.record, on_batch=run.use).run())
+    run.ended(folder)
     return folder
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.core.choice import choose
 from paceline.core.drive import drive
-from paceline.core.facts import Fact, GradientReady, StepDeclined, TrainingBegan, WorkerJoined
+from paceline.core.facts import Fact, GradientReady, TrainingBegan
 from paceline.core.leases import Leases
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.protocols import registry
@@ -20,14 +20,12 @@ from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger
 from paceline.records.reading import LEDGER, tally_of
 from paceline.records.summary import Tally, write
-from paceline.records.times import StepTimes
 from paceline.records.truncate import Cut, cut
 from paceline.scenario.scenario import Scenario
 from paceline.sim.simulate import Simulation, _config, training_of, world_of
 from paceline.sim.world import Limit, SimulatedWorker, World
-from paceline.training.seeding import order_digest
 from records.histories import History
-from support.recorded import AS_REAL, Killed, noted
+from support.recorded import AsReal, Killed, noted
 
 
 @dataclass
@@ -214,72 +212,38 @@ def leased_and_resumed(
     `end`: the outcome of the interrupted segment, if it was not killed.
     """
     folder.mkdir()
-    choice = choose(protocol, registry())
-    made = dict[int, float]()
-    journal = Journal(Ledger(folder / LEDGER))
-
-    def record(fact: Fact, orders: tuple[Order, ...]) -> None:
-        journal.record(fact, orders)
-        if isinstance(fact, GradientReady):
-            journal.step_times(fact.worker, fact.step, StepTimes(fact.at, 0.0, 1e-9, 0.0, 0.0, 0.0))
-            journal.ledger.pushed(fact.worker, fact.step, [0.1], fact.samples)
-        elif isinstance(fact, StepDeclined) and not fact.paused:
-            journal.ledger.leased(fact.worker, 0, None)
-            journal.ledger.leased(fact.worker, 1, None)
-        elif isinstance(fact, WorkerJoined):
-            journal.ledger.leased(fact.worker, None, None)
-        for order in orders:
-            if isinstance(order, ApplyUpdate):
-                journal.ledger.checked(order.version, order.version)
-                journal.ledger.committed(order.version, fact.at)
-                made[order.version] = fact.at
-
-    def use(worker: int, step: int, epoch: int, batch: int) -> None:
-        journal.ledger.leased(worker, epoch, (epoch, batch))
-        journal.ledger.batch_used(worker, step, epoch, batch, "step")
-
-    history = Leased(protocol, seed, deaths=deaths, on_record=record, on_batch=use)
+    run = AsReal(Journal(Ledger(folder / LEDGER)), choose(protocol, registry()), seed)
+    history = Leased(protocol, seed, deaths=deaths, on_record=run.record, on_batch=run.use)
     history.kill_after(fact, beyond)
-    history.on_point = lambda: journal.ledger.mark()  # type: ignore[method-assign]
-    noted(folder, journal.ledger, {**AS_REAL, "protocol": choice.to_plain(), "workers": 4, "seed": seed})
-    deaths = {str(worker): "killed by SIGKILL" for worker in range(4)}
-    journal.ledger.note("deaths", deaths)
+    history.on_point = lambda: run.journal.ledger.mark()  # type: ignore[method-assign]
+    run.began(folder)
+    run.journal.ledger.note("deaths", {str(worker): "killed by SIGKILL" for worker in range(4)})
     with suppress(Killed):
-        _with_epochs(history, journal.ledger)
+        _with_epochs(history, run)
     _, seen, settled = history.kept
     if end is not None:  # it records where it stands
         file = f"versions/{seen.version:08d}.safetensors"
-        journal.recorded(seen.version, made[seen.version], settled, "4" * 64, file)
-        journal.ended(end, None)
-    journal.ledger.close()
+        run.journal.recorded(seen.version, run.made[seen.version], settled, "4" * 64, file)
+        run.journal.ended(end, None)
+    run.journal.ledger.close()
     begins = cut(folder, fact, seen.version)
     tally = tally_of(folder / LEDGER)
-    journal = Journal(Ledger(folder / LEDGER, resume=True), tally)
+    run.journal = Journal(Ledger(folder / LEDGER, resume=True), tally)
     members = tuple((worker, "node-0", step) for worker, step in sorted(seen.next_steps.items()))
-    journal.ledger.note("deaths", deaths)
     history.resume(
         TrainingBegan(members=members, version=seen.version, at=begins.at + 1.0, seed=seed, done=done(tally))
     )
-    version, samples = journal.tally.model.versions, sum(share.samples for share in journal.tally.shares.values())
-    sha256, file = "5" * 64, f"versions/{version:08d}.safetensors"
-    journal.recorded(version, made[version], samples, sha256, file)
-    journal.ended("completed", None)
-    summary = journal.tally.summary(
-        protocol=choice, workers=4, threads=1, seed=seed, outcome="completed", final_parameters_sha256=sha256
-    )
-    journal.ledger.close()
-    write(folder / "summary.json", summary)
+    run.ended(folder)
     return folder
 
 
-def _with_epochs(history: Leased, ledger: Ledger) -> None:
+def _with_epochs(history: Leased, run: AsReal) -> None:
     """Run it. Its epochs are there from the beginning."""
     begin = history.tell
 
     def tell(fact: Fact) -> None:
-        if isinstance(fact, TrainingBegan):
-            for number, order in enumerate(history.epochs):
-                ledger.epoch_opened(number, order, order_digest(order), 0, sum(map(len, order)))
+        if not history.pairs:
+            run.epochs(history)
         begin(fact)
 
     history.tell = tell  # type: ignore[method-assign]
