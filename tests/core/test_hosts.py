@@ -1,4 +1,4 @@
-"""Which hosts take part and which are lost, by tables of what happens. `fabric/test_hosts_walk.py` has histories."""
+"""Which hosts take part and which are lost, by tables of what happens."""
 
 from __future__ import annotations
 

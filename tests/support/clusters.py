@@ -95,8 +95,6 @@ class AtHead:
 
 
 class AtHost:
-    """Remembers all."""
-
     def __init__(self) -> None:
         self.incarnation = 0
         self.connections = 0
@@ -158,7 +156,6 @@ class Cluster:
         timeout: float = 15.0,
         run: bytes = b"",
     ) -> tuple[HostLink, AtHost]:
-        """Begin a host. It has not come yet."""
         news = AtHost()
         end = HostEnd(name, os.urandom(8), Order, timeout=timeout, run=run)
         link = HostLink(end, address or self.door.address, keys or self.keys, self.loop, news, timeout)
@@ -166,7 +163,6 @@ class Cluster:
         return link, news
 
     def until(self, there: Callable[[], object]) -> None:
-        """Let the loop go round until that is so."""
         end = time.monotonic() + PATIENCE
         while not there():
             assert time.monotonic() < end, "it never came to that"

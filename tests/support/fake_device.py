@@ -45,7 +45,6 @@ class Clock(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def catch_up(self) -> None:
-        """Do what computing waits for."""
         held, self.held = self.held, []
         for mark in held:
             mark.wait()

@@ -26,7 +26,8 @@ def following(choice: Choice, facts: Iterable[Fact], *, version: int | None = No
             done = fact.done
             steps |= {worker: (host, step) for worker, host, step in fact.members}
         elif isinstance(fact, WorkerJoined):
-            steps[fact.worker] = fact.host, fact.step
+            _, step = steps.get(fact.worker, ("", fact.step))
+            steps[fact.worker] = fact.host, step
         elif isinstance(fact, GradientReady):
             host, _ = steps[fact.worker]
             steps[fact.worker] = host, fact.step + 1

@@ -37,7 +37,6 @@ class Traces:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the run's first process is to have in its environment."""
         return {VARIABLE: self.mark, "TMPDIR": str(self.temporary)}
 
     def processes(self) -> dict[int, str]:

@@ -104,16 +104,13 @@ class Process:
         return out.replace("\r\n", "\n").replace("\r", "\n"), err.replace("\r\n", "\n").replace("\r", "\n")
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it has not ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def _ask(self) -> bytes:

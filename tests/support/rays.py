@@ -53,7 +53,6 @@ class RayCluster:
     process: subprocess.Popen[str]
 
     def add_node(self) -> None:
-        """One more node comes."""
         self._do("add")
 
     def kill_node(self) -> None:

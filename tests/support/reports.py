@@ -28,11 +28,9 @@ class Reports:
             self.facts.append(event)
 
     def of(self, kind: type) -> list[Any]:
-        """The events of this type."""
         return [event for event in self.events if isinstance(event, kind)]
 
     def told(self, kind: type) -> list[tuple[Any, ...]]:
-        """The fields of each event of this type."""
         return [_fields(event) for event in self.of(kind)]
 
 

@@ -91,7 +91,6 @@ def sshd(folder: Path) -> Iterator[Sshd]:
 
 
 def _started(folder: Path) -> tuple[subprocess.Popen[str], int]:
-    """Start it at a port that nobody has."""
     program = _path("sshd")
     assert program is not None
     said = ""

@@ -43,15 +43,12 @@ class Scheduler:
         self._numbers = count()
 
     def at(self, moment: Seconds, call: Callable[[], object]) -> None:
-        """Have this called at that moment."""
         heapq.heappush(self._events, (max(moment, self.now), next(self._numbers), call))
 
     def after(self, seconds: Seconds, call: Callable[[], object]) -> None:
-        """Have this called after so many seconds."""
         self.at(self.now + seconds, call)
 
     def step(self) -> None:
-        """Let the next event happen."""
         if not self._events:
             raise Stuck("nothing is left that could happen")
         self.happened += 1
@@ -193,7 +190,6 @@ class VirtualLoop:
     # --- as a process of the world ------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Take no turn until `go_on`."""
         self.paused = True
 
     def go_on(self, slept: Seconds) -> None:
@@ -205,13 +201,11 @@ class VirtualLoop:
             self._wake()
 
     def die(self) -> None:
-        """Take no turn any more."""
         self.dead = True
         self._sources.clear()
         self._timers.clear()
 
     def _wake(self) -> None:
-        """Something is ready, or may be."""
         self._turn_by(self._scheduler.now + self._lag * self._lots.random())
 
     def _turn_by(self, moment: Seconds) -> None:

@@ -44,7 +44,6 @@ class Contents:
         self._lacking: dict[tuple[int, int], list[int]] = {}
 
     def told(self, fact: Fact) -> None:
-        """The machine was told of that fact."""
         match fact:
             case GradientReady(worker=worker, step=step):
                 self._weights[worker, step] = fact.weighs
@@ -52,7 +51,6 @@ class Contents:
                 self._sum_of[worker, step] = number
 
     def ordered(self, order: Order) -> None:
-        """The machine has given that order."""
         match order:
             case StartPush(worker=worker, step=step, scale=scale):
                 self._scales[worker, step] = scale
@@ -79,11 +77,9 @@ class Contents:
 
     @property
     def newest(self) -> int:
-        """The last version that was ordered."""
         return len(self._versions) - 1
 
     def version(self, version: int) -> bytes:
-        """The content of a version that was ordered."""
         assert version < len(self._versions), f"version {version} is nowhere ordered"
         return self._versions[version]
 
@@ -122,11 +118,9 @@ class Contents:
         return self.sum(number)
 
     def sum(self, number: int) -> bytes:
-        """The content of that sum."""
         return digest("sum", number, self._sums[number])
 
     def update(self, worker: int, step: int) -> bytes:
-        """The content of that worker's update."""
         return digest("update", worker, step)
 
     def draft(self, worker: int, step: int) -> bytes:

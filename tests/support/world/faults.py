@@ -13,7 +13,7 @@ from paceline.core.machine import Spec
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.scenario.scenario import HostTable, Scenario
-from support.seeded_network import Blocked, Cut, Faults, Killed, Seconds, Slow
+from support.seeded_network import Blocked, Cut, Killed, Seconds, Slow
 from support.settings import values_of
 from support.world.processes import Script
 
@@ -37,8 +37,6 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class WorkerKilled:
-    """A worker's process is killed."""
-
     at: Seconds
     worker: int
 
@@ -172,7 +170,6 @@ class History:
 
     @property
     def names(self) -> list[str]:
-        """The hosts."""
         return [f"node-{host}" for host in range(self.hosts)]
 
     @property
@@ -192,7 +189,6 @@ class History:
 
     @property
     def choice(self) -> Choice:
-        """The protocol, with its settings."""
         return choose(self.protocol, registry())
 
     @property
@@ -239,7 +235,6 @@ class History:
 
 
 def drawn(seed: int) -> History:
-    """Draw a history."""
     lots = random.Random(f"history {seed}")
     hosts = lots.choice([2, 2, 2, 3, 3, 4])
     each = lots.choice([1, 1, 2, 2, 3]) if hosts < 4 else lots.choice([1, 1, 2])
@@ -363,7 +358,6 @@ def alone(seed: int) -> History:
 
 
 def any_of(seed: int) -> History:
-    """Draw a history of any protocol."""
     return grouped(seed) if seed % 4 == 3 else drawn(seed)
 
 
@@ -430,12 +424,6 @@ def _with_faults(history: History, lots: random.Random, of: dict[str, float] | N
     if lots.random() < 0.15:
         history = replace(history, max_seconds=lots.uniform(0, length))
     others = names[1:]
-    some = Faults(
-        pairs=tuple(combinations(names, 2)) if history.spread else tuple((HEAD, name) for name in others),
-        mortal=tuple(others),
-        timeout=history.timeout,
-        end=end,
-    )
     if lots.random() < 0.1:
         return replace(history, end=end)
     kinds = of or {
@@ -458,7 +446,7 @@ def _with_faults(history: History, lots: random.Random, of: dict[str, float] | N
     if not any(kinds.values()):
         return replace(history, end=end)
     faults = [
-        _fault(kind, some, history, lots)
+        _fault(kind, end, history, lots)
         for kind in lots.choices(list(kinds), list(kinds.values()), k=lots.choice([1, 1, 2, 4, 8]))
     ]
     lost = [name for name in others if lots.random() < 0.15]
@@ -470,22 +458,37 @@ def _with_faults(history: History, lots: random.Random, of: dict[str, float] | N
     )
 
 
-def _fault(kind: str, some: Faults, history: History, lots: random.Random) -> Fault:
-    at = lots.uniform(0, some.end) * lots.choice([1.0, 1.0, 0.2])
-    _, until = some.lasts(lots)
+def _fault(kind: str, end: Seconds, history: History, lots: random.Random) -> Fault:
+    names, others = history.names, history.names[1:]
+    pairs = tuple(combinations(names, 2)) if history.spread else tuple((HEAD, name) for name in others)
+
+    def lasts() -> tuple[Seconds, Seconds]:
+        """From when to when: often less than a fifth of the timeout, and sometimes more than all of it."""
+        at = lots.uniform(0, end)
+        length = lots.choice([0.05, 0.2, 0.2, 0.7, 1.0, 1.5]) * history.timeout * lots.uniform(0.5, 1.5)
+        return at, min(at + length, end)
+
+    def way() -> tuple[str, str]:
+        one, other = lots.choice(pairs)
+        return (one, other) if lots.random() < 0.5 else (other, one)
+
+    at = lots.uniform(0, end) * lots.choice([1.0, 1.0, 0.2])
+    _, until = lasts()
     match kind:
         case "cut":
-            return some.cut(lots)
+            one, other = lots.choice(pairs)
+            heard = [lots.choice([0.0, lots.uniform(0, 0.1), lots.uniform(0, history.timeout), None]) for _ in "12"]
+            return Cut(lots.uniform(0, end), one, other, (heard[0], heard[1]))
         case "blocked":
-            return some.blocked(lots)
+            return Blocked(*lasts(), *way())
         case "slow":
-            return some.slow(lots)
+            return Slow(*lasts(), *way(), lots.choice([0.05, 0.5, 4.0]))
         case "stopped":
-            return Stopped(*some.lasts(lots), lots.choice(history.names), lots.random() < 0.3)
+            return Stopped(*lasts(), lots.choice(names), lots.random() < 0.3)
         case "killed":
-            return Killed(at, lots.choice(some.mortal), lots.random() < 0.5, None)
+            return Killed(at, lots.choice(others), lots.random() < 0.5)
         case "head killed":
-            return Killed(at, HEAD, lots.random() < 0.5, None)
+            return Killed(at, HEAD, lots.random() < 0.5)
         case "worker killed":
             return WorkerKilled(at, lots.randrange(history.workers))
         case "worker stopped":
@@ -493,20 +496,19 @@ def _fault(kind: str, some: Faults, history: History, lots: random.Random) -> Fa
         case "script fails":
             return ScriptFails(lots.randrange(history.workers), lots.randint(1, 12))
         case "unreachable":
-            return Unreachable(at, max(at, until), lots.choice(some.mortal))
+            return Unreachable(at, max(at, until), lots.choice(others))
         case "no descriptor":
             return NoDescriptor(at, max(at, until))
         case "interrupted":
             return Interrupted(at, lots.choice([1, 1, 1, 2]), lots.random() < 0.5)
         case "store killed":
-            return StoreKilled(at, lots.choice(history.names))
+            return StoreKilled(at, lots.choice(names))
         case "store stopped":
-            return StoreStopped(at, lots.choice(history.names), lots.uniform(0, 2 * history.timeout))
+            return StoreStopped(at, lots.choice(names), lots.uniform(0, 2 * history.timeout))
         case "diverges":
-            return Diverges(lots.choice(history.names), lots.randint(1, 8))
+            return Diverges(lots.choice(names), lots.randint(1, 8))
     raise AssertionError(kind)
 
 
 def told(faults: Sequence[Fault]) -> str:
-    """The faults, a line each."""
     return "\n".join(f"  {fault}" for fault in faults) or "  none"

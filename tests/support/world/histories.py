@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from support.seeded_network import shrunk
-from support.world.faults import Fault, History, any_of, told
+from support.world.faults import History, any_of, told
 from support.world.world import run
 
 MOST_TRIES = 60
@@ -14,7 +13,6 @@ MOST_TRIES = 60
 
 
 def all_tried(seeds: Iterable[int]) -> None:
-    """Try each of these seeds."""
     for seed in seeds:
         tried(any_of(seed))
 
@@ -35,7 +33,6 @@ def tried(history: History) -> None:
 
 
 def _smaller(history: History, failure: Exception) -> tuple[History, Exception]:
-    """Return the least that fails, and how."""
     tries = 0
 
     def fails(one: History) -> Exception | None:
@@ -49,12 +46,10 @@ def _smaller(history: History, failure: Exception) -> tuple[History, Exception]:
             return error
         return None
 
-    def with_faults(left: list[Fault]) -> None:
-        if (error := fails(replace(history, faults=tuple(left)))) is not None:
-            raise error
-
-    faults, failure = shrunk(list(history.faults), failure, with_faults)  # type: ignore[arg-type]
-    history = replace(history, faults=tuple(faults))
+    for fault in history.faults:
+        fewer = replace(history, faults=tuple(one for one in history.faults if one is not fault))
+        if (error := fails(fewer)) is not None:
+            history, failure = fewer, error
     smaller = True
     while smaller:
         smaller = False
@@ -66,7 +61,6 @@ def _smaller(history: History, failure: Exception) -> tuple[History, Exception]:
 
 
 def _less(history: History) -> Iterator[History]:
-    """Histories with a little less."""
     script = history.script
     if history.lost:
         yield replace(history, lost=())

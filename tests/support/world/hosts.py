@@ -15,7 +15,6 @@ from paceline.ipc import messages
 from paceline.job.received_folder import ReceivedFolder
 from paceline.net.handshake import Keys
 from paceline.transfer.movers import InLoop
-from support.world import insides
 from support.world.clock import VirtualLoop
 from support.world.lines import lines, named_by
 from support.world.network import Address, Machine
@@ -96,8 +95,6 @@ class VirtualWorkers(Workers):
 
 
 class Said:
-    """Stands in for a run's output."""
-
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
 
@@ -117,7 +114,6 @@ class Signals:
         self.changed: Callable[[], object] = lambda: None
 
     def send(self, times: int, keyboard: bool) -> None:
-        """So many come."""
         self.pending, self.last = self.pending + times, signal.SIGINT if keyboard else signal.SIGTERM
         self.changed()
 
@@ -193,7 +189,6 @@ class Agent:
                 self.machine.ended(self.process)
 
     def drain(self) -> None:
-        """It is asked to leave, if it takes part."""
         if self.alive and self.agent is not None and self.agent.takes_part and self.agent.over is None:
             self.agent.drain()
 
@@ -204,13 +199,12 @@ class Agent:
 
     @property
     def drained(self) -> bool:
-        """Whether it has left in good order."""
         return any(one.over is not None and one.over.outcome == "drained" for one in self.ended)
 
     @property
     def incarnation(self) -> int:
         """The incarnation that it takes itself for; 0: none, or its process has ended."""
-        return insides.own_incarnation(self.agent) if self.alive and self.agent is not None else 0
+        return int(self.agent._link._end.incarnation) if self.alive and self.agent is not None else 0
 
     @property
     def takes_part(self) -> bool:

@@ -1,7 +1,4 @@
-"""What a world looks at inside of the code, and what it puts in the place of something there: all of it, in one file.
-
-Whatever is renamed or moved in `src/paceline`, a world needs a change here only, besides the names that it imports.
-"""
+"""What a world looks at inside of the code, and what it puts in the place of something there."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ from paceline.host.replicas.host_replicas import _brought
 from paceline.host.replicas.host_replicas import _kept as _kept_as
 from paceline.host.replicas.transfers import _carries
 from paceline.host.shards.migration import MOVING
-from paceline.host.shards.range_maker import kept as _kept
+from paceline.host.shards.range_maker import kept
 from paceline.host.training_start import BEGINNING
 from paceline.ipc import memory
 from paceline.ipc.memory import Region
 from paceline.transfer import data_connection
 
-__all__ = ["BEGINNING", "BEGUN_AS", "MOVING", "NEWEST"]
+__all__ = ["BEGINNING", "BEGUN_AS", "MOVING", "NEWEST", "kept"]
 
 Claim = Any
 """(owner, item, place). The first of an owner says what the claim is for."""
@@ -53,29 +50,8 @@ MACHINE = Machine(
 
 
 def claims_at_head(host: Any) -> list[Claim]:
-    """Who claims what at the head."""
     kept = [(owner, replica, None) for owner, replica in host.transfers.claims.owned()]
     return [*host.shelf.claims(), *kept]
-
-
-def newest_at_head(host: Any) -> int:
-    """The newest version that is made."""
-    return int(host.newest)
-
-
-def trains(host: Any, worker: int) -> bool:
-    """Whether the worker trains, as its host has it."""
-    return bool(host.seats[worker].trains)
-
-
-def averages_at_head(host: Any) -> Any:
-    """The averages that the head is at work on."""
-    return host.replicas_here.averaging._works
-
-
-def moves_a_range(host: Any) -> bool:
-    """Whether a range of versions moves from one host to another."""
-    return bool(host.others.moves and host.others.moves.busy_with)
 
 
 def replicas_of_hosts(host: Any) -> Any:
@@ -96,16 +72,6 @@ def carries(number: int, one: Any) -> list[Any]:
 # --- the head and the other hosts -------------------------------------------------------------------
 
 
-def living(others: Any) -> Any:
-    """The hosts that take part."""
-    return others._hosts.here()
-
-
-def lives(others: Any, host: str, incarnation: int) -> bool:
-    """Whether that incarnation of the host takes part."""
-    return bool(others._hosts.lives(host, incarnation))
-
-
 def incarnation(others: Any, host: str) -> int:
     """The host's last one, as the head has it. 0: none has come."""
     return int(others._incarnations.get(host, 0))
@@ -120,45 +86,6 @@ def asker(others: Any, number: int) -> str | None:
 def unacknowledged(others: Any, host: str) -> int:
     """Messages that wait for the host."""
     return int(others._link._end.unacknowledged(host))
-
-
-def drains(run_state: Any) -> dict[str, Any]:
-    """By host that leaves in good order: how."""
-    return run_state.draining._drains  # type: ignore[no-any-return]
-
-
-# --- another host -----------------------------------------------------------------------------------
-
-
-def own_incarnation(agent: Any) -> int:
-    """What the agent takes itself for."""
-    return int(agent._link._end.incarnation)
-
-
-def claims_at(agent: Any) -> list[Claim]:
-    """Who claims what there."""
-    return list(agent._host.shelf.claims())
-
-
-def has_begun(agent: Any) -> bool:
-    """Whether all has come that it begins with."""
-    return not agent._host.start.on_its_way
-
-
-def newest_range(agent: Any) -> Any:
-    """Who claims the newest version's range there. None: it makes no range."""
-    ranges = agent._host.ranges
-    return None if ranges is None else _kept(ranges.maker.newest)
-
-
-def has_replicas(agent: Any) -> bool:
-    """Whether its workers own replicas."""
-    return agent._host.replicas is not None
-
-
-def averages_at(agent: Any) -> Any:
-    """The averages that it is at work on."""
-    return agent._host.replicas.averaging._works
 
 
 # --- what stands in the place of something ----------------------------------------------------------

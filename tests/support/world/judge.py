@@ -98,7 +98,6 @@ class Judge:
         self._look_at_head()
 
     def said(self, host: str, line: str) -> None:
-        """That host has shown this line."""
         for wrong in set(WRONG) - set(MAY_SAY):
             assert wrong not in line, line
         if host == "node-0" and line.startswith("host ") and " is lost: " in line:
@@ -110,7 +109,7 @@ class Judge:
         assert world.run_state is not None
         ending, host = world.run_state.shutdown, world.run_state.cluster
         here = (
-            () if world.others is None else insides.living(world.others)
+            () if world.others is None else world.others._hosts.here()
         )  # what training begins with may be on its way to a host yet
         claims = [
             claim
@@ -122,7 +121,7 @@ class Judge:
             and not (claim[0][0] == "serve" and insides.asker(world.others, claim[0][1]) in here)
         ]
         self._broken_off, self._store_lost = ending.at_once, host.progress.lost
-        self._moving = insides.moves_a_range(host)
+        self._moving = bool(host.others.moves and host.others.moves.busy_with)
         if self._moving:
             claims = [claim for claim in claims if claim[0] != insides.MOVING]
         if self._store_lost:
@@ -147,7 +146,7 @@ class Judge:
     def _kept_of_leaving(self, host: Any) -> list[Any]:
         """Claims of what the run's end finds on its way, and nobody needs: from hosts that leave, and to joiners."""
         assert self._world.run_state is not None
-        leaving = [name for name, drain in insides.drains(self._world.run_state).items() if drain.moves]
+        leaving = [name for name, drain in self._world.run_state.draining._drains.items() if drain.moves]
         carried = insides.carried(host).items()
         stay = {number: one for number, one in carried if one.source in leaving or one.host != HEAD}
         self._left = [*leaving, *(one.source for one in stay.values())]
@@ -160,7 +159,7 @@ class Judge:
         if insides.replicas_of_hosts(host) is None:
             return
         if not self._broken_off and not self._store_lost:
-            works = insides.averages_at_head(host)
+            works = host.replicas_here.averaging._works
             assert not works, f"at work at the head's end: {works}"
 
     def ended(self, killed: bool) -> None:
@@ -170,14 +169,17 @@ class Judge:
         for name, agent in self._world.agents.items():
             for one in agent.ended:
                 told = one.over is not None and one.over.outcome not in ("lost", "refused")  # that the run is over
-                if told and one.takes_part and insides.has_begun(one):  # else what it begins with was on its way
-                    stay = [insides.BEGINNING, insides.newest_range(one)]
-                    claims = [claim for claim in insides.claims_at(one) if claim[0] not in stay]
+                if (
+                    told and one.takes_part and not one._host.start.on_its_way
+                ):  # else what it begins with was on its way
+                    ranges, replicas = one._host.ranges, one._host.replicas
+                    stay = [insides.BEGINNING, None if ranges is None else insides.kept(ranges.maker.newest)]
+                    claims = [claim for claim in one._host.shelf.claims() if claim[0] not in stay]
                     claims = [claim for claim in claims if claim[0][0] != UNFINISHED]
-                    if insides.has_replicas(one):
+                    if replicas is not None:
                         # a host that leaves awaits no group: those of its workers fail, and so they do in such a run
                         breaks = agent.drained or name in self._left or one.over.outcome != "completed"
-                        assert not insides.averages_at(one) or breaks, f"at work at the end of {name}"
+                        assert not replicas.averaging._works or breaks, f"at work at the end of {name}"
                         stays = ("replica", *BROKEN) if breaks else ("replica",)
                         claims = [claim for claim in claims if claim[0][0] not in stays]
                     if self._store_lost or self._moving or agent.drained:  # what others still need has moved
@@ -203,18 +205,17 @@ class Judge:
         """The worker has left with its host. It has made the step that it was in as the host was asked to."""
         run_state = self._world.run_state
         assert run_state is not None
-        step = insides.drains(run_state)[run_state.members.hosts[worker]].steps[worker]
+        step = run_state.draining._drains[run_state.members.hosts[worker]].steps[worker]
         assert step is None or self._through.get(worker, -1) >= step, f"worker {worker} was in step {step}, and left"
 
     def _makers(self) -> list[str]:
-        """The hosts that make versions."""
         run_state = self._world.run_state
         return [] if run_state is None else [one.host for one in run_state.cluster.shards]
 
     def _look_at_head(self) -> None:
         world = self._world
         assert world.run_state is not None
-        newest = insides.newest_at_head(world.run_state.cluster)
+        newest = world.run_state.cluster.newest
         for host in self._makers():
             made = world.stores[host].made if host in world.stores else 0
             assert made >= newest, f"version {newest} is made, and the store of {host} has made version {made}"

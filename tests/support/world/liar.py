@@ -84,7 +84,7 @@ class Liar:
     def lies(self, others: HostRegistry, message: Any) -> None:
         incarnation = insides.incarnation(others, LIAR)
         self._honest.append(message)
-        while self._lots.random() < self._often and insides.lives(others, LIAR, incarnation):
+        while self._lots.random() < self._often and others._hosts.lives(LIAR, incarnation):
             said = changed(self._lots, message, self._honest)
             self.changed += 1
             try:
@@ -96,7 +96,6 @@ class Liar:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """It lies from now on."""
         hear = HostRegistry.delivered
 
         def delivered(others: HostRegistry, host: str, incarnation: int, message: Any) -> None:

@@ -52,13 +52,11 @@ class Machine:
         return number
 
     def ended(self, process: int) -> None:
-        """That process has ended."""
         ended = self.processes[process]
         ended.over = True
         ended.changed()
 
     def listen(self) -> Listening:
-        """Return a socket that listens."""
         listening = Listening(self, (self.name, next(self._network.ports)))
         self.listeners[listening.address] = listening
         return listening
@@ -69,7 +67,6 @@ class Machine:
             raise OSError(errno.ENETUNREACH, "network is unreachable")
 
     def dial(self, address: Address) -> Socket:
-        """Return a socket that is on its way there."""
         return self._network.dial(self, address)
 
     def lets_go(self, silently: bool) -> None:
@@ -86,8 +83,6 @@ class Machine:
 
 @dataclass(slots=True)
 class _Way:
-    """Bytes on their way to one end."""
-
     to: Socket
     queue: deque[tuple[Seconds, bytes | None]] = field(default_factory=deque)
     """(when they arrive, bytes), or the end of the stream."""
@@ -218,7 +213,6 @@ class Socket:
         return self._network.window - len(self._unread)
 
     def joined(self, other: Socket) -> None:
-        """The connection is there."""
         self.other = other
         self.changed()
 
@@ -259,7 +253,6 @@ class Socket:
             self._network.scheduler.after(heard, lambda: self.fail(errno.ECONNRESET))
 
     def vanish(self) -> None:
-        """Its machine is switched off."""
         self.closed = self._shut = self.is_cut = True
         self.machine.sockets.pop(self, None)
         if self.other is not None and not self.other.closed:
@@ -314,8 +307,6 @@ class Socket:
 
 
 class Listening:
-    """A socket that listens."""
-
     def __init__(self, machine: Machine, address: Address) -> None:
         self.machine = machine
         self.address = address
@@ -378,13 +369,11 @@ class Network:
         return self.scheduler.now
 
     def machine(self, name: str) -> Machine:
-        """Add a machine."""
         return self.machines.setdefault(name, Machine(name, self))
 
     # --- connections --------------------------------------------------------------------------------
 
     def dial(self, machine: Machine, address: Address) -> Socket:
-        """Connect the machine to that address. Raises OSError."""
         machine.reaches_out()
         end = Socket(machine, self, (machine.name, next(self.numbers)), address)
         self.scheduler.after(self.takes(machine.name, address[0]), lambda: self._accept(end, address, self.now))
@@ -478,12 +467,10 @@ class Network:
     # --- faults -------------------------------------------------------------------------------------
 
     def takes(self, sender: str, receiver: str) -> Seconds:
-        """Seconds that bytes take."""
         slow = sum(by for one, other, by in self._slow if (one, other) == (sender, receiver))
         return self._delay * self.lots.uniform(0.2, 2.0) + slow
 
     def blocks(self, sender: str, receiver: str) -> bool:
-        """Whether nothing gets from there to there."""
         return bool(self._blocked.get((sender, receiver)))
 
     def apart(self, end: Socket, since: Seconds) -> bool:

@@ -50,8 +50,6 @@ class Wrong(AssertionError):
 
 
 class Program:
-    """A process of the world."""
-
     def __init__(self, scheduler: Scheduler, machine: Machine, line: Line, what: str, lots: random.Random) -> None:
         """`line`: its end of the channel to its host's process."""
         self.machine = machine
@@ -72,11 +70,9 @@ class Program:
         self._plan(0.0)
 
     def course(self) -> Course:
-        """What it does."""
         raise NotImplementedError
 
     def end(self, status: int) -> None:
-        """It ends, or is killed."""
         if self.status is None:
             self.status = status
             self._line.close()
@@ -86,7 +82,6 @@ class Program:
             self.machine.ended(self.number)
 
     def say(self, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
-        """Say this to its host."""
         with suppress(PeerLost):
             assert self._line.try_to_send(message, descriptors), f"nobody hears {self.what}"
 
@@ -149,11 +144,9 @@ class Memory:
         return number * SLOT, SLOT
 
     def area(self, number: int) -> tuple[int, int]:
-        """The same of an update's place."""
         return self._slots * SLOT + number * AREA + (2 * FIXED if number >= self.owned else 0), AREA
 
     def fixed(self) -> tuple[int, int]:
-        """The same of what never moves."""
         return self._slots * SLOT + self.owned * AREA, FIXED
 
     def write(self, place: tuple[int, int], content: bytes, within: Bytes | None = None) -> None:
@@ -271,7 +264,8 @@ class Worker(Program):
         """Whether it is to tell of gradients while it computes others."""
         self._last = -1
         self._said = 0
-        self._memory: Memory | None = None
+        self._memory: Memory
+        """There from the beginning of training on."""
         self._in_area: dict[int, int] = {}
         """By area: the last step whose update it has put there."""
         self.forks: int | None = None
@@ -356,12 +350,11 @@ class Worker(Program):
 
     def _takes_up_replica(self, told: messages.worker.TakeUp) -> None:
         """A recorded mean comes along, to be put into its place, or its replica lies there."""
-        assert self._memory is not None
         assert self.replicas is not None
         assert told.area is not None
         if self._shown is not None:
             self._sees(*self._shown, "what it has shown until it takes part", PARAMETERS)
-        place, content = self._memory.area(told.area), self.replicas.taken_up(self.worker)
+        place, content = self._memory.area(told.area), self.replicas.taken_up[self.worker]
         if told.recorded:
             if (found := os.pread(self._came[0], 100, 0)) != content:
                 raise Wrong(f"{self.what} begins with {found.hex()}, and not with the recorded mean {content.hex()}")
@@ -400,7 +393,6 @@ class Worker(Program):
 
     def _begins_to_average(self, end: int, begin: messages.worker.Begin) -> None:
         """Its replica is shown, and its thread takes orders. One that joins may show what was left of a dead one's."""
-        assert self._memory is not None
         assert self.replicas is not None
         place = self._memory.area(begin.place)
         if not begin.joins:
@@ -412,7 +404,6 @@ class Worker(Program):
 
     def _computes_replica(self, go: messages.worker.Compute, batches: list[tuple[int, int]] | None) -> Course:
         """Compute on its own replica as it was at the release, whatever becomes of it meanwhile."""
-        assert self._memory is not None
         assert self.replicas is not None
         memory, began = self._memory, self._scheduler.now
         area = memory.area(go.area)
@@ -430,9 +421,8 @@ class Worker(Program):
 
     def _steps_replica(self, order: messages.worker.MakeStep) -> Course:
         """Step its replica, with its own gradient or a group's mean. It sees what comes of that where it is shown."""
-        assert self._memory is not None
         assert self.replicas is not None
-        memory, step = self._memory, self.replicas.stepping(self.worker, order.step)
+        memory, step = self._memory, self.replicas.steps[self.worker, order.step]
         what = f"its replica before it makes step {order.step}"
         source, target = memory.area(order.source), memory.area(order.target)
         if (order.gradients is None) != (step.group is None):
@@ -453,7 +443,6 @@ class Worker(Program):
         self.say(messages.worker.Stepped(order.step, None))
 
     def _computes_step(self, go: messages.worker.Compute, batches: list[tuple[int, int]] | None) -> Course:
-        assert self._memory is not None
         if self.replicas is not None:
             yield from self._computes_replica(go, batches)
             return
@@ -474,7 +463,6 @@ class Worker(Program):
 
     def _computes_gradient(self, step: int, area: Bytes) -> Course:
         """Compute. If anybody listens, tell of gradients as they are there, and sometimes change them at the end."""
-        assert self._memory is not None
         seconds = self.takes(self._script.computes) * self._pace
         ranges = list(pairwise(CUTS[self._script.pieces])) if self._tells else []
         told = ranges[: self._lots.randint(0, len(ranges))]
@@ -490,7 +478,6 @@ class Worker(Program):
 
     def _sees_own(self, go: messages.worker.Compute) -> None:
         """What it has pushed and the version lacks is named, and lies where it was put."""
-        assert self._memory is not None
         lacking = self._contents.lacking(self.worker, go.step)
         found = [self._in_area.get(area, -1) for area, _ in go.ahead]
         if found != lacking:
@@ -511,8 +498,7 @@ class Worker(Program):
                 raise Wrong(f"{self.what} is to compute step {go.step} after step {self._last}")
             self._last, self._computes = go.step, True
             if self.replicas is not None:
-                assert self._memory is not None
-                self._shown = self._memory.area(go.slot), self.replicas.released(self.worker, go.step)
+                self._shown = self._memory.area(go.slot), self.replicas.released[self.worker, go.step]
                 self._sees(*self._shown, f"its replica at step {go.step}", PARAMETERS)
         return go
 
@@ -533,7 +519,6 @@ class Worker(Program):
 
     def _looks(self, hold: bool = False) -> Course:
         """`state_dict`: of the newest version, and sometimes the optimizer's."""
-        assert self._memory is not None
         if self.replicas is not None:  # a worker's newest version is its own replica, and so is the optimizer
             for _ in range(2):
                 if self._shown is not None:
@@ -585,7 +570,6 @@ class Worker(Program):
                 raise Leaves
 
     def _sees(self, place: tuple[int, int], content: bytes, what: str, within: Bytes | None = None) -> None:
-        assert self._memory is not None
         self._memory.check(place, content, self.what, what, within)
 
 
@@ -610,7 +594,7 @@ class Averager(Program):
         """Make its share, piece by piece. What goes with the first byte is of the first one of a share."""
         worker, memory = self._worker, self._memory
         assert worker.replicas is not None
-        group = worker.replicas.group(order.group)
+        group = worker.replicas.groups[order.group]
         terms, weights, made = group.share(worker.host, order.of)
         if order.members != sorted(group.parts[worker.host]) or order.weights != weights:
             raise Wrong(f"{self.what} is to make a share of {group} by {order}")
@@ -663,8 +647,6 @@ class _Gathering:
 
 
 class Store(Program):
-    """The store process of a host."""
-
     def __init__(
         self,
         host: str,
@@ -696,14 +678,9 @@ class Store(Program):
         self.others: Callable[[], list[Store]] = list
         """The stores of the other hosts."""
         self._memory = Memory(file, order.slots, order.areas * contents.capacity)
-        self._made = 0
+        self.made = 0
         super().__init__(scheduler, machine, line, f"the store of {host}", lots)
         self._files.append(file)
-
-    @property
-    def made(self) -> int:
-        """The last version that it has made."""
-        return self._made
 
     def course(self) -> Course:
         memory = self._memory
@@ -737,11 +714,11 @@ class Store(Program):
                 case messages.store.ExtendRange():
                     self._takes_range(message, files[0])
                 case messages.store.SendShare(number=number):
-                    content, answer = share(*self.range, self._made), messages.store.ShareReady(number, None)
+                    content, answer = share(*self.range, self.made), messages.store.ShareReady(number, None)
                     self._scheduler.after(self.takes(self._seconds), partial(self._says_with, answer, content))
                 case messages.store.SendState(worker=worker, number=number, shares=shares):
                     if shares:
-                        self._gatherings[number] = _Gathering(worker, self._made, self.range, shares)
+                        self._gatherings[number] = _Gathering(worker, self.made, self.range, shares)
                     else:
                         self._says_with(messages.store.StateReady(worker, None), STATE)
                 case messages.store.TakeShare(number=number, error=None):
@@ -752,8 +729,8 @@ class Store(Program):
                     raise Wrong(f"{self.what} was sent {message}")
 
     def _commits(self, order: messages.store.Commit) -> Course:
-        if order.version != self._made + 1:
-            raise Wrong(f"{self.what} is to make version {order.version} after version {self._made}")
+        if order.version != self.made + 1:
+            raise Wrong(f"{self.what} is to make version {order.version} after version {self.made}")
         memory, target = self._memory, self._memory.slot(order.target)
         self._reads(order)
         memory.write(target, TORN, self.range)
@@ -766,7 +743,7 @@ class Store(Program):
             memory.write(target, self._contents.version(order.version), piece)
             if order.tells:
                 self.say(messages.store.Making(order.version, *piece))
-        self._made = order.version
+        self.made = order.version
         found = ("weight", None) if order.look and self.not_finite(order.version) else None
         self.say(messages.store.Committed(order.version, 0.0, order.version, found))
 
@@ -799,7 +776,7 @@ class Store(Program):
         """Look at all that its range is made of. The head's has all buffers, too."""
         memory, contents, what = self._memory, self._contents, f"{self.what}, at version {order.version},"
         source = memory.slot(order.source)
-        memory.check(source, contents.version(self._made), what, f"version {self._made}", self.range)
+        memory.check(source, contents.version(self.made), what, f"version {self.made}", self.range)
         made_of = contents.summands(order.version)
         weights = [weight for _, weight in order.pushed]
         if weights != [weight for _, _, weight in made_of]:
@@ -828,7 +805,7 @@ class Store(Program):
     def _takes_range(self, order: messages.store.ExtendRange, file: int) -> None:
         """Make the range beside its own as well, with what another store had for it."""
         (begin, end), found = self.range, os.pread(file, 100, 0)
-        if found != share(order.begin, order.end, self._made):
+        if found != share(order.begin, order.end, self.made):
             raise Wrong(f"{self.what} takes over bytes {order.begin} to {order.end} with {found!r}")
         if begin < end and order.end != begin and order.begin != end:
             raise Wrong(f"{self.what} makes bytes {begin} to {end}, and takes over {order.begin} to {order.end}")
@@ -853,10 +830,9 @@ class Store(Program):
             os.close(file)
 
     def _records_mean(self, order: messages.store.RecordMean) -> Course:
-        """Make the mean of all replicas, and write it."""
         memory, replicas = self._memory, self.replicas
         assert replicas is not None
-        cut, content = replicas.cut(order.version), replicas.recorded(order.version)
+        cut, content = replicas.cuts[order.version], replicas.recorded(order.version)
         places, target = [memory.area(source) for source in order.sources], memory.area(order.target)
         if len(cut) != len(places) or target in places:
             raise Wrong(f"{self.what} is to make the mean of {len(cut)} replicas by {order}")
@@ -871,7 +847,6 @@ class Store(Program):
         self.say(messages.store.MeanRecorded(order.version, sha256(content).hexdigest(), 0.0))
 
     def _records(self, order: messages.store.Record) -> None:
-        """Write the version beside everything else."""
         memory, place = self._memory, self._memory.slot(order.slot)
         content, what = self._contents.version(order.version), f"version {order.version}"
         memory.check(place, content, f"{self.what}, which writes it,", what)

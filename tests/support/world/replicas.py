@@ -9,14 +9,11 @@ from typing import Any
 
 from paceline.core.facts import Fact, ReduceFinished, ReplicaCopied
 from paceline.core.orders import CopyReplica, Order, Reduce, Release, StepReplica
-from support.world import insides
 from support.world.contents import Contents, digest
 
 
 @dataclass(frozen=True)
 class Group:
-    """An average."""
-
     order: Reduce
     terms: dict[int, bytes]
     """By member: the content of what it gives."""
@@ -31,7 +28,6 @@ class Group:
         return digest("mean", self.order.group, tuple(self.terms.values()), tuple(self.weights.values()))
 
     def given(self, host: str) -> bytes:
-        """The content of what that host gives."""
         members = self.parts[host]
         if len(members) == 1:
             return self.terms[members[0]]
@@ -51,8 +47,6 @@ class Group:
 
 @dataclass(frozen=True)
 class Stepping:
-    """A step of a replica."""
-
     before: bytes
     after: bytes
     group: Group | None
@@ -67,13 +61,13 @@ class Replicas:
         self._host_of = host_of
         self._now: dict[int, bytes] = {}
         """By worker: the content of its replica, once all is done that was ordered."""
-        self._released: dict[tuple[int, int], bytes] = {}
-        self._steps: dict[tuple[int, int], Stepping] = {}
-        self._groups: dict[int, Group] = {}
+        self.released: dict[tuple[int, int], bytes] = {}
+        self.steps: dict[tuple[int, int], Stepping] = {}
+        self.groups: dict[int, Group] = {}
         self.void: set[int] = set()
         """Groups of which a member's process has ended. Nobody reads what comes of their shares."""
-        self._cuts: dict[int, tuple[bytes, ...]] = {}
-        self._given: dict[int, bytes] = {}
+        self.cuts: dict[int, tuple[bytes, ...]] = {}
+        self.taken_up: dict[int, bytes] = {}
         """By worker that has joined: what it was told to take part with. That may have been averaged as it hears so."""
 
     def follow(self, host: Any) -> None:
@@ -81,29 +75,9 @@ class Replicas:
         for name in ("begin", "carry_out", "tell", "gone", "record", "begin_anew"):
             setattr(host, name, self._before(getattr(host, name), getattr(self, f"_{name}"), host))
 
-    def released(self, worker: int, step: int) -> bytes:
-        """What the worker computes that step on."""
-        return self._released[worker, step]
-
-    def stepping(self, worker: int, step: int) -> Stepping:
-        """What that step of the worker's replica is made of."""
-        return self._steps[worker, step]
-
-    def group(self, number: int) -> Group:
-        """That group."""
-        return self._groups[number]
-
-    def cut(self, version: int) -> tuple[bytes, ...]:
-        """The replicas that this recorded mean is made of."""
-        return self._cuts[version]
-
     def recorded(self, version: int) -> bytes:
         """The content of that recorded mean."""
-        return digest("recorded", version, self._cuts[version])
-
-    def taken_up(self, worker: int) -> bytes:
-        """What a worker that has joined takes part with."""
-        return self._given[worker]
+        return digest("recorded", version, self.cuts[version])
 
     @staticmethod
     def _before(call: Callable[..., Any], note: Callable[..., None], host: Any) -> Callable[..., Any]:
@@ -120,16 +94,16 @@ class Replicas:
         match order:
             case Release(worker=worker, step=step):
                 if worker in self._now:
-                    self._released[worker, step] = self._now[worker]
+                    self.released[worker, step] = self._now[worker]
             case StepReplica(worker=worker, step=step, group=number):
-                if not insides.trains(host, worker):  # the machine is about to hear that it has left
+                if not host.seats[worker].trains:  # the machine is about to hear that it has left
                     return
-                before, group = self._now[worker], None if number is None else self._groups[number]
+                before, group = self._now[worker], None if number is None else self.groups[number]
                 with_it = self._contents.update(worker, step) if group is None else group.mean
                 self._now[worker] = digest("stepped", worker, step, before, with_it)
-                self._steps[worker, step] = Stepping(before, self._now[worker], group)
+                self.steps[worker, step] = Stepping(before, self._now[worker], group)
             case Reduce():
-                self._groups[order.group] = self._averages(order)
+                self.groups[order.group] = self._averages(order)
             case CopyReplica(source=source, worker=worker):
                 self._now[worker] = self._now[source]
             case _:
@@ -147,18 +121,18 @@ class Replicas:
 
     def _tell(self, host: Any, fact: Fact) -> None:
         if isinstance(fact, ReplicaCopied):
-            self._given[fact.worker] = self._now[fact.worker]
+            self.taken_up[fact.worker] = self._now[fact.worker]
         elif isinstance(fact, ReduceFinished):
-            group = self._groups[fact.group]
+            group = self.groups[fact.group]
             if group.order.what == "parameters":
                 self._now.update(dict.fromkeys(group.order.members, group.mean))
 
     def _gone(self, host: Any, worker: int) -> None:
-        self.void.update(number for number, group in self._groups.items() if worker in group.terms)
+        self.void.update(number for number, group in self.groups.items() if worker in group.terms)
 
     def _record(self, host: Any, version: int, workers: list[int], file: str, buffers: str, *_: Any) -> None:
-        self._cuts[version] = tuple(self._now[worker] for worker in workers)
+        self.cuts[version] = tuple(self._now[worker] for worker in workers)
 
     def _begin_anew(self, host: Any, worker: int, version: int | None, file: str) -> None:
         anew = self._contents.version(0) if version is None else self.recorded(version)
-        self._now[worker] = self._given[worker] = anew
+        self._now[worker] = self.taken_up[worker] = anew

@@ -103,7 +103,6 @@ class World:
         """By worker: how many processes have begun."""
 
     def run(self) -> None:
-        """Let it all happen. Raises an error for whatever is wrong."""
         for fault in self.history.faults:
             if not isinstance(fault, ScriptFails | Diverges):
                 self.scheduler.at(fault.at, partial(self._fault, fault))
@@ -118,7 +117,6 @@ class World:
         assert not (left := self._agents_left()), f"{left} live on after the head's end"
 
     def clean(self) -> None:
-        """End all processes that are left."""
         for agent in self.agents.values():
             agent.die()
         self.workers.end_all()
@@ -129,7 +127,6 @@ class World:
     # --- the head -----------------------------------------------------------------------------------
 
     def _run_head(self) -> None:
-        """What `coordinator.run` does."""
         settings, loop, output = self.settings, self.loop, self._output(HEAD)
         stand_in: Any = loop
         if settings.hosts > 1 and not self._gather(output):
@@ -322,7 +319,6 @@ class World:
                     self.stores[node].slow = seconds
 
     def _faults_end(self) -> None:
-        """Faults are over, but for the hosts that are lost."""
         self._faults_on = False
         lost = dict(self.history.lost)
         for name in self.history.names:
@@ -367,7 +363,6 @@ class World:
     # --- what is pending ----------------------------------------------------------------------------
 
     def pending(self) -> str:
-        """What the world waits for."""
         lines = [f"virtual time {self.scheduler.now:.3f} s, faults were over at {self.history.end:.3f} s"]
         if (run_state := self.run_state) is not None:
             lines += [
@@ -382,7 +377,7 @@ class World:
         for name, agent in self.agents.items():
             lines.append(f"{name}: alive {agent.alive}, paused {agent.loop.paused}, incarnation {agent.incarnation}")
             if agent.agent is not None and agent.agent.takes_part:
-                lines += [f"claimed at {name}: {claim}" for claim in insides.claims_at(agent.agent)]
+                lines += [f"claimed at {name}: {claim}" for claim in agent.agent._host.shelf.claims()]
         return "\n".join([*lines, *self.said[-30:]])
 
 
@@ -411,7 +406,6 @@ def _settings(history: History, folder: Path) -> Settings:
 
 
 def run(history: History) -> World:
-    """Let a history happen, and judge it. Return the world as it is at its end."""
     with built(history) as world:
         world.run()
     return world
