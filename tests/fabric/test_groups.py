@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Sequence
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -86,14 +85,15 @@ def average_of(areas: list[PushArea], weights: Sequence[float] | None, before: P
     return made
 
 
-def averaged(members: Sequence[int], weights: Sequence[float] | None) -> tuple[list[Tensor], list[Tensor], list[float]]:
-    """What they average to, what it is, and the largest number in each tensor that was averaged."""
+def check(members: Sequence[int], weights: Sequence[float] | None) -> None:
+    """They make the average, each its share in a process of its own, and change nothing else."""
     places = new_places()
     areas = [places.push_area(worker) for worker in range(WORKERS)]
     for worker, area in enumerate(areas):
         fill(area, worker)
     mine = [areas[member] for member in members]
     expected = average_of(mine, weights, places.push_area(TARGET))
+    largest = [max(map(_largest, same)) for same in zip(*map(tensors_of, mine), strict=True)]
     before = [tensor.clone() for area in areas for tensor in tensors_of(area)]
     processes = []
     for part in range(len(members)):
@@ -109,21 +109,18 @@ def averaged(members: Sequence[int], weights: Sequence[float] | None) -> tuple[l
     assert [os.waitpid(process, 0)[1] for process in processes] == [0] * len(members)
     for tensor, was in zip((tensor for area in areas for tensor in tensors_of(area)), before, strict=True):
         torch.testing.assert_close(tensor, was, rtol=0.0, atol=0.0, equal_nan=True)
-    largest = [max(map(_largest, same)) for same in zip(*map(tensors_of, mine), strict=True)]
-    return tensors_of(places.push_area(TARGET)), expected, largest
-
-
-@pytest.mark.parametrize(
-    ("members", "weights"),
-    [((0, 1, 3), None), ((1,), None), ((0, 1, 2, 3), [0.5, 0.25, 0.125, 0.125]), ((1,), [0.5])],
-    ids=["a mean", "of one", "a weighted sum", "of one with a weight"],
-)
-def test_members_make_the_average_of_every_dtype_and_of_buffers_and_change_nothing_else(
-    members: Sequence[int], weights: Sequence[float] | None
-) -> None:
-    """Worker 2's first gradient is NaN and not there; of the second parameter nobody has one."""
-    made, expected, largest = averaged(members, weights)
-    for got, tensor, most in zip(made, expected, largest, strict=True):
+    for got, tensor, most in zip(tensors_of(places.push_area(TARGET)), expected, largest, strict=True):
         rounds = tensor.is_floating_point()
         bound = apart(tensor.dtype, summands=len(members), largest=most) if rounds else 0.0
         torch.testing.assert_close(got.double(), tensor.double(), rtol=0.0, atol=bound, equal_nan=True)
+
+
+def test_everybody_has_the_mean_of_every_dtype_and_of_buffers() -> None:
+    check((0, 1, 3), None)
+    check((1,), None)
+
+
+def test_a_weighted_sum_goes_without_what_has_no_gradient() -> None:
+    """Worker 2's first gradient is NaN and not there; of the second parameter nobody has one."""
+    check((0, 1, 2, 3), [0.5, 0.25, 0.125, 0.125])
+    check((1,), [0.5])

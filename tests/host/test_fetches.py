@@ -1,4 +1,4 @@
-"""Fetches between hosts, by tables of what happens. `test_bulk_walk.py` has long histories over sockets."""
+"""Fetches between hosts, by tables of what happens. `test_fetches_walk.py` has histories over a seeded network."""
 
 from __future__ import annotations
 

@@ -104,6 +104,7 @@ class Side:
         return next((got for got in self.gots if got.item == item and got.waits), None)
 
     def coming(self, item: Item) -> bytearray:
+        """The memory of an item that is fetched."""
         got = self.under_way(item)
         assert got is not None
         return got.memory
@@ -171,6 +172,7 @@ class Two:
         return dialler
 
     def until(self, there: Callable[[], object]) -> None:
+        """Let the loop go round until that is so."""
         end = time.monotonic() + PATIENCE
         while not there():
             assert time.monotonic() < end, "it never came to that"
@@ -181,11 +183,13 @@ class Two:
         self.until(lambda: self.a.connected and self.b.connected)
 
     def cut(self) -> None:
+        """The connection breaks, as far as both ends can tell."""
         connection = self.b.bulk._connection
         assert connection is not None
         connection.stream._end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """Leave nothing."""
         self.door.close()
         self.port.close()
         for dialler in self.diallers:

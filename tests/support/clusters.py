@@ -95,6 +95,8 @@ class AtHead:
 
 
 class AtHost:
+    """Remembers all."""
+
     def __init__(self) -> None:
         self.incarnation = 0
         self.connections = 0
@@ -156,6 +158,7 @@ class Cluster:
         timeout: float = 15.0,
         run: bytes = b"",
     ) -> tuple[HostLink, AtHost]:
+        """Begin a host. It has not come yet."""
         news = AtHost()
         end = HostEnd(name, os.urandom(8), Order, timeout=timeout, run=run)
         link = HostLink(end, address or self.door.address, keys or self.keys, self.loop, news, timeout)
@@ -163,6 +166,7 @@ class Cluster:
         return link, news
 
     def until(self, there: Callable[[], object]) -> None:
+        """Let the loop go round until that is so."""
         end = time.monotonic() + PATIENCE
         while not there():
             assert time.monotonic() < end, "it never came to that"
