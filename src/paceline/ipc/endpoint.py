@@ -41,10 +41,7 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class Endpoint(Protocol):
-    """One end of a channel. Messages arrive whole and in order, each with the descriptors that came along.
-
-    A class of tests holds every kind of endpoint to this.
-    """
+    """One end of a channel. Messages arrive whole and in order, each with the descriptors that came along."""
 
     peer: str
     """Who is at the other end, for error messages."""
