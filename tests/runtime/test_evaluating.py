@@ -45,10 +45,3 @@ def test_versions_that_nobody_is_left_to_evaluate_fail_the_run(launch: Launch) -
     assert run.code == 3
     assert run.summary["error"] == "no worker is left to evaluate the recorded versions: all processes have ended"
     assert run.summary["evaluations"] == []
-
-
-def test_a_script_that_ends_its_process_before_prepare_fails_the_run_in_one_line(launch: Launch) -> None:
-    run = launch.run(training(before="if me == 0: os._exit(0)"), "-n", "3", "-p", "asp")
-    assert run.code == 3
-    assert "ended without calling paceline.prepare()" in run.summary["error"]
-    assert "Traceback" not in run.out + run.err
