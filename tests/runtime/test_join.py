@@ -39,47 +39,23 @@ from support.joins import Head, assert_sound, heard, hosts_in, joined, listens
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Launcher, ended
+from support.scripts import that_meets
 from support.shards import script as sharded
 from support.suites import each
 
 pytestmark = pytest.mark.usefixtures("token")
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
-SCRIPT = """
-import os, signal, time
-from pathlib import Path
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-
-THERE = Path(__file__).parent
-torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-data = TensorDataset(torch.randn(96, 6), torch.randint(0, 3, (96,)))
-loader = DataLoader(data, batch_size=4, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
-BEFORE
-for epoch in range(2):
-    for x, y in loader:
-        EACH_STEP
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-"""
-SAMPLES = 2 * 96
+SAMPLES = 2 * 240
 AT_STEP = """
-        if not hasattr(model, "steps"): model.steps = 0
-        model.steps += 1
-        if model.steps == 4: (THERE / f"at-{paceline.worker()}").touch()
-        if model.steps >= 4 and not (THERE / "go-on").exists(): time.sleep(0.3)
+if step == 3: touch(f"at-{me}")
+if step >= 3 and not there("go-on"): time.sleep(0.3)
 """
 """Notes that the worker is in its fourth step, from which on all go slowly until they are to go on."""
 
 
-def script(before: str = "", each_step: str = "pass") -> str:
-    return SCRIPT.replace("BEFORE", before).replace("EACH_STEP", each_step.strip())
+def script(before: str = "", each_step: str = "") -> str:
+    return that_meets(each_step, prepared=before)
 
 
 def begun(launch: Launch, text: str | Path, *flags: str, hosts: int = 2, first: str = "") -> Head:
