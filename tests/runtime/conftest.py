@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.net.token import Token, write
 from support import rays, sshd
 from support.launch import Launch
 
@@ -44,11 +43,3 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rays.RayCl
         pytest.skip(lacking)
     with rays.cluster(tmp_path_factory.mktemp("ray"), 2) as cluster:
         yield cluster
-
-
-@pytest.fixture
-def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What all hosts have: the file that has it."""
-    write(Token.drawn(), file := tmp_path / "a token")
-    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(file))
-    return file

@@ -185,6 +185,7 @@ def test_what_a_run_failed_of_first_is_its_error() -> None:
     run.shutdown.refuse("it can't be done")
     run.shutdown.fail("a worker died")
     run.shutdown.diverge("a gradient is NaN")
+    run.shutdown.interrupt(1, signal.SIGTERM)
     assert (run.shutdown.outcome, run.shutdown.error) == ("failed", "it can't be done")
     assert run.shutdown.usage_error == "it can't be done"
     run.shutdown.break_off("the ledger can't be written")
