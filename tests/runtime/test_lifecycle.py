@@ -55,6 +55,21 @@ def come_back(stage: Stage) -> None:
     stage.coordinator.bring_back()
 
 
+def dies_and_comes_again(stage: Stage, worker: int) -> None:
+    """Its next process has come to `prepare`."""
+    stage.crew.gone(worker, KILLED)
+    told(stage)
+    come_back(stage)
+    stage.crew.hear(worker, OFFER)
+    told(stage)
+
+
+def told(stage: Stage) -> None:
+    """The machine is told of all that has happened."""
+    while stage.run_state.happened:
+        stage.run_state.tell(stage.run_state.happened.popleft())
+
+
 def finish(stage: Stage, step: int) -> None:
     """Worker 0 has computed that step, and its update has not arrived."""
     stage.coordinator.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
@@ -287,11 +302,7 @@ def test_a_return_that_the_scenario_orders_is_none_of_the_restarts(tmp_path: Pat
 
 def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_part(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path, workers=2, restart=1))
-    stage.crew.gone(1, KILLED)
-    stage.loop.pass_time(1.0)
-    stage.coordinator.bring_back()
-    stage.crew.hear(1, OFFER)
-    record(stage)
+    dies_and_comes_again(stage, 1)
     stage.run_state.shutdown.conclude()
     stage.crew.hear(1, messages.worker.Joins())
     assert [type(fact) for fact in stage.run_state.happened] == [WorkerLeft]
@@ -321,10 +332,7 @@ def test_a_worker_that_has_joined_and_was_stopped_before_the_machine_heard_of_th
     tmp_path: Path,
 ) -> None:
     stage = training(Stage(tmp_path, workers=2, restart=1))
-    stage.crew.gone(1, KILLED)
-    stage.loop.pass_time(1.0)
-    stage.crew.hear(1, OFFER)
-    record(stage)
+    dies_and_comes_again(stage, 1)
     stage.crew.hear(1, messages.worker.Joins())
     stage.run_state.shutdown.conclude()
     joined = stage.run_state.happened.popleft()
@@ -403,22 +411,13 @@ def test_a_run_that_is_to_end_at_once_waits_for_no_version(tmp_path: Path) -> No
 # --- workers that come back
 
 
-def told(stage: Stage) -> None:
-    """The machine is told of all that has happened."""
-    while stage.run_state.happened:
-        stage.run_state.tell(stage.run_state.happened.popleft())
-
-
 def test_no_process_begins_before_the_machine_was_told_how_the_last_one_ended(tmp_path: Path) -> None:
     """That the last one had joined is not said of the next one, which has not even begun."""
     stage = gathered(Stage(tmp_path, workers=2, restart=2))
     stage.loop.hear("the store", READY)
     told(stage)
-    stage.crew.gone(1, KILLED)
-    told(stage)
-    come_back(stage)
+    dies_and_comes_again(stage, 1)
     assert stage.crew.started == [1]
-    stage.crew.hear(1, OFFER)
     stage.crew.hear(1, messages.worker.Joins())
     stage.crew.gone(1, KILLED)
     stage.crew.take()
@@ -435,10 +434,7 @@ def test_a_worker_that_came_back_packs_for_snapshots_only_once_a_gradient_of_it_
     """Until then it may lack what others hand over to it."""
     stage = gathered(Stage(tmp_path, workers=2, restart=1, checkpoint=1))
     stage.loop.hear("the store", READY)
-    stage.crew.gone(1, KILLED)
-    told(stage)
-    come_back(stage)
-    stage.crew.hear(1, OFFER)
+    dies_and_comes_again(stage, 1)
     stage.crew.hear(1, messages.worker.Joins())
     told(stage)
     stage.crew.take()
