@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.ipc import memory
+from paceline.net.token import Token, write
 from paceline.worker_process import forking
 from support import tiers
 from support.launch import Launch
@@ -46,6 +47,14 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     launch = Launch(tmp_path)
     yield launch
     launch.close()
+
+
+@pytest.fixture
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What all hosts have: the file that has it."""
+    write(Token.drawn(), file := tmp_path / "a token")
+    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(file))
+    return file
 
 
 @pytest.fixture(autouse=True)

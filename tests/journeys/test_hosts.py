@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from paceline.net.token import Token, write
 from support.cut_links import Links
-from support.events import said
+from support.events import await_file
+from support.joins import heard, hosts_in, joined, listens
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended, killed_once_kept, replayed
@@ -34,9 +33,7 @@ def right(run: Run) -> None:
 def sound(run: Run) -> None:
     """So it is, and a replay on one host ends on the same bits."""
     right(run)
-    again = replayed(run.folder)
-    assert again.code == 0, again.out + again.err
-    assert "the same bits" in again.out
+    assert "the same bits" in replayed(run.folder).completed().out
 
 
 def test_three_hosts_each_make_a_range_of_every_version(launch: Launch) -> None:
@@ -117,33 +114,21 @@ def test_rounds_on_several_hosts_that_are_killed_go_on_to_the_bits_of_one_run(la
     assert (found := checked(resumed.folder)).ok, found.wrong
 
 
-@pytest.fixture
-def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What all hosts have."""
-    write(Token.drawn(), tmp_path / "token")
-    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(tmp_path / "token"))
-
-
 @pytest.mark.usefixtures("token")
 def test_hosts_join_over_tls_and_one_leaves_in_good_order_with_its_range(launch: Launch) -> None:
     """All wait in the second epoch until that host was asked to leave."""
     waits = "(THERE / f'at-{paceline.worker()}').touch() if epoch else None"
     waits += "\n        while epoch and not (THERE / 'go-on').exists(): time.sleep(0.02)"
-    listens = ("--listen", "127.0.0.1:0", "--hosts", "3", "--name", "head", "-n", "1", "--threads", "1")
-    head = launch.start(script(ADAMW, each_step=waits), *listens, "-p", "asp")
-    found = re.search(r"paceline join (\S+) -n", told := said(head, "paceline join .*\n"))
-    assert found is not None, told
-    joiners = {}
-    for name in ("b", "c"):
-        joiners[name] = launch.start_joining(found[1], "--name", name, "-n", "1")
-        said(head, f"host {name} has come")
-    while not all((launch.tmp_path / f"at-{worker}").exists() for worker in range(3)):
-        assert head.poll() is None
-    os.kill(joiners["c"].pid, signal.SIGTERM)
-    said(head, "host c was asked to leave: its workers finish their steps")
+    head = heard(launch.start(script(ADAMW, each_step=waits), *listens(3), "-p", "asp"))
+    joiners = [joined(launch, head, name) for name in ("b", "c")]
+    for worker in range(3):
+        await_file(launch.tmp_path / f"at-{worker}")
+    os.kill(joiners[1].pid, signal.SIGTERM)
+    head.says("host c was asked to leave: its workers finish their steps")
     (launch.tmp_path / "go-on").touch()
-    run = ended(head).completed()
-    assert [ended(joiner).code for joiner in joiners.values()] == [0, 0]
-    assert {row["worker"] for row in run.summary["per_worker"] if row["left"]["reason"] == "drained"} == {2}
+    run = head.ended().completed()
+    assert [ended(joiner).code for joiner in joiners] == [0, 0]
+    leavers = [hosts_in(run)[row["worker"]] for row in run.summary["per_worker"] if row["left"]["reason"] == "drained"]
+    assert leavers == ["c"]
     assert len(run.rows("SELECT value FROM run WHERE key = 'moves'")) == 1
     sound(run)

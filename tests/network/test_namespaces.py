@@ -2,108 +2,67 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-import torch
 
-from paceline.net.token import Token, write
 from paceline.protocols import registry
-from support.events import LONG, said
+from support.events import LONG, await_file
+from support.joins import assert_sound, heard, joined, listens
 from support.launch import Launch
 from support.namespaces import Network
 from support.recorded import checked
-from support.runs import Launcher, Run, ended, replayed
+from support.runs import ended, replayed
+from support.scripts import that_meets
 
-pytestmark = pytest.mark.needs_root
+pytestmark = [pytest.mark.needs_root, pytest.mark.usefixtures("token")]
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
-SCRIPT = """
-import time
-from pathlib import Path
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-
-THERE = Path(__file__).parent
-torch.manual_seed(3)
-model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-data = TensorDataset(torch.randn(192, 6), torch.randint(0, 3, (192,)))
-loader = DataLoader(data, batch_size=4, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
-batches = 0
-for epoch in range(2):
-    for x, y in loader:
-        batches += 1
-        EACH_STEP
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-"""
-SAMPLES = 2 * 192
+SAMPLES = 2 * 240
 LINGERS = """
-        if batches == 3:
-            (THERE / f"third-{paceline.worker()}").touch()
-        if batches >= 3 and not (THERE / "go-on").exists():
-            time.sleep(0.1)
+if step == 2:
+    touch(f"third-{me}")
+if step >= 2 and not there("go-on"):
+    time.sleep(0.1)
 """
 """Notes that the worker is in its third step, from which on all go slowly until they are to go on."""
+WIDE = "nn.Linear(6, 1024), nn.Tanh(), nn.Linear(1024, 1536), nn.Linear(1536, 16)"
+"""Makes the model one of several pieces, of which each host makes some."""
 
 
-@pytest.fixture(autouse=True)
-def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What all hosts of these tests have."""
-    write(Token.drawn(), tmp_path / "token")
-    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(tmp_path / "token"))
+class Company:
+    """A run on a network: the head, and the hosts that join it, which have so many workers."""
 
+    def __init__(self, launch: Launch, network: Network, workers: tuple[int, ...], *flags: str, wide: bool = False):
+        self.launch, self.workers = launch, sum(workers)
+        script = that_meets(LINGERS).replace("nn.Linear(6, 16)", WIDE if wide else "nn.Linear(6, 16)")
+        flags = (*listens(len(workers), workers[0], f"{network.address(0)}:0"), "--tee", "none", *flags)
+        self.head = heard(launch.start(script, *flags, first=network.first(0)))
+        self.others = [
+            joined(launch, self.head, f"host-{host}", n, first=network.first(host))
+            for host, n in enumerate(workers)
+            if host
+        ]
 
-def script(each_step: str = "pass", layers: str = "") -> str:
-    """`layers` are the first ones, if they are others."""
-    return SCRIPT.replace("EACH_STEP", each_step.strip()).replace("nn.Linear(6, 16)", layers or "nn.Linear(6, 16)")
+    def train(self) -> None:
+        """Wait until all workers are in their third step."""
+        for worker in range(self.workers):
+            await_file(self.launch.tmp_path / f"third-{worker}")
 
+    def go_on(self) -> None:
+        (self.launch.tmp_path / "go-on").touch()
 
-def begun(
-    launch: Launch, network: Network, workers: tuple[int, ...], *flags: str, each_step: str = "pass", layers: str = ""
-) -> tuple[Launcher, list[Launcher]]:
-    """A run on that network: the head's process, and those of the hosts that join, which have so many workers."""
-    listens = "--listen", f"{network.address(0)}:0", "--hosts", str(len(workers)), "--name", "host-0"
-    flags = (*listens, "-n", str(workers[0]), "--threads", "1", *flags)
-    head = launch.start(script(each_step, layers), *flags, first=network.first(0))
-    found = re.search(r"paceline join (\S+) -n", said(head, "paceline join .*\n"))
-    assert found is not None
-    return head, [
-        launch.start_joining(found[1], "--name", f"host-{host}", "-n", str(n), first=network.first(host))
-        for host, n in enumerate(workers)
-        if host
-    ]
-
-
-def await_file(path: Path) -> None:
-    deadline = time.monotonic() + LONG
-    while not path.exists():
-        assert time.monotonic() < deadline, f"there is no {path} in {LONG} s"
-        time.sleep(0.01)
-
-
-def is_whole(run: Run) -> None:
-    """Each sample was used once, and a replay on one machine comes to the same bits."""
-    run.completed()
-    assert (run.summary["samples"], run.summary["samples_missed"]) == (SAMPLES, 0)
-    went_on(run)
-
-
-def went_on(run: Run) -> None:
-    """What was recorded is right, and a replay on one machine comes to the same bits."""
-    assert (found := checked(run.folder)).ok, found.wrong
-    assert "the same bits" in replayed(run.folder).completed().out
+    def whole(self) -> None:
+        """Let all go on to the end. Each sample was used once, and a replay on one machine comes to the same bits."""
+        self.go_on()
+        run = self.head.ended().completed()
+        assert_sound(run, SAMPLES)
+        assert "is lost" not in run.err
+        assert [ended(other).code for other in self.others] == [0] * len(self.others)
 
 
 # --- the network itself -------------------------------------------------------------------------
@@ -161,9 +120,7 @@ def test_networks_know_nothing_of_each_other_and_this_machine_has_no_part_in_the
 def test_a_run_on_two_machines_is_checked_and_replayed_to_the_same_bits(
     launch: Launch, networks: Callable[..., Network]
 ) -> None:
-    head, others = begun(launch, networks(2), (1, 2), "-p", "ssp")
-    is_whole(ended(head))
-    assert [ended(other).code for other in others] == [0]
+    Company(launch, networks(2), (1, 2), "-p", "ssp").whole()
 
 
 @pytest.mark.long
@@ -171,27 +128,7 @@ def test_a_run_on_two_machines_is_checked_and_replayed_to_the_same_bits(
 def test_a_run_on_three_unequal_machines_is_checked_and_replayed_to_the_same_bits(
     protocol: str, launch: Launch, networks: Callable[..., Network]
 ) -> None:
-    head, others = begun(launch, networks(3), (1, 3, 2), "-p", protocol)
-    run = ended(head)
-    is_whole(run)
-    assert [ended(other).code for other in others] == [0, 0]
-    if protocol == "bsp":
-        one = launch.run(script(), "-n", "6", "--threads", "1", "-p", "bsp").completed()
-        assert all(torch.equal(run.final()[name], one.final()[name]) for name in one.final())
-
-
-@pytest.mark.long
-def test_a_run_over_a_trusted_network_is_checked_and_replayed_to_the_same_bits(
-    launch: Launch, networks: Callable[..., Network]
-) -> None:
-    """In plain."""
-    network = networks(2)
-    listens = "--listen", f"{network.address(0)}:7117", "--hosts", "2", "--name", "host-0", "-n", "1"
-    head = launch.start(script(), *listens, "--threads", "1", "--trusted-network", first=network.first(0))
-    joins = f"{network.address(0)}:7117", "--wait", "--name", "host-1", "-n", "2", "--trusted-network"
-    other = launch.start_joining(*joins, first=network.first(1))
-    is_whole(ended(head))
-    assert ended(other).code == 0
+    Company(launch, networks(3), (1, 3, 2), "-p", protocol).whole()
 
 
 @pytest.mark.long
@@ -200,36 +137,37 @@ def test_a_cable_that_is_pulled_and_plugged_in_again_in_time_loses_nothing(
     host: int, launch: Launch, networks: Callable[..., Network]
 ) -> None:
     network = networks(2)
-    head, (other,) = begun(launch, network, (1, 2), "-p", "asp", "--host-timeout", "20", each_step=LINGERS)
-    for worker in range(3):
-        await_file(launch.tmp_path / f"third-{worker}")
+    company = Company(launch, network, (1, 2), "-p", "asp", "--host-timeout", "20")
+    company.train()
     network.cut(host)
-    (launch.tmp_path / "go-on").touch()
+    company.go_on()
     time.sleep(2)
     network.mend(host)
-    run = ended(head)
-    is_whole(run)
-    assert "is lost" not in run.err
-    assert ended(other).code == 0
+    company.whole()
 
 
 @pytest.mark.long
-def test_a_machine_whose_cable_is_pulled_for_too_long_is_lost_and_the_others_go_on(
-    launch: Launch, networks: Callable[..., Network]
+@pytest.mark.parametrize("lacks", ["its cable", "power for its processes", "power"])
+def test_a_machine_that_is_away_for_too_long_is_lost_and_the_others_go_on(
+    lacks: str, launch: Launch, networks: Callable[..., Network]
 ) -> None:
+    """Nobody says good-bye for a machine: the head hears no more of it. For its processes, its kernel does."""
     network = networks(3)
-    flags = "-p", "asp", "--on-loss", "continue", "--host-timeout", "3"
-    head, (stays, other) = begun(launch, network, (1, 1, 2), *flags, each_step=LINGERS)
-    for worker in range(4):
-        await_file(launch.tmp_path / f"third-{worker}")
-    network.cut(2)
-    said(head, "host host-2 is lost: .*\n")
-    (launch.tmp_path / "go-on").touch()
-    run = ended(head).completed()
+    company = Company(launch, network, (1, 1, 2), "-p", "ssp", "--on-loss", "continue", "--host-timeout", "3")
+    company.train()
+    if lacks != "power for its processes":
+        network.cut(2)
+    if lacks != "its cable":
+        network.kill(2)
+    company.head.says("host host-2 is lost: .*\n")
+    company.go_on()
+    run = company.head.ended().completed()
     assert run.summary["samples"] + run.summary["samples_missed"] == SAMPLES
-    went_on(run)
-    assert ended(stays).code == 0
-    assert ended(other).code != 0
+    assert (found := checked(run.folder)).ok, found.wrong
+    assert "the same bits" in replayed(run.folder).completed().out
+    stays, other = map(ended, company.others)
+    assert stays.code == 0
+    assert other.code != 0
 
 
 @pytest.mark.long
@@ -237,54 +175,35 @@ def test_a_machine_whose_cable_was_pulled_for_too_long_comes_back(
     launch: Launch, networks: Callable[..., Network]
 ) -> None:
     network = networks(2)
-    flags = "-p", "asp", "--restart", "1", "--host-timeout", "3"
-    head, (other,) = begun(launch, network, (1, 2), *flags, each_step=LINGERS)
-    for worker in range(3):
-        await_file(launch.tmp_path / f"third-{worker}")
+    company = Company(launch, network, (1, 2), "-p", "asp", "--restart", "1", "--host-timeout", "3")
+    company.train()
     network.cut(1)
-    said(head, "host host-1 is lost: .*\n")
+    company.head.says("host host-1 is lost: .*\n")
     network.mend(1)
-    said(head, r"worker 1 is back(.|\n)*worker 2 is back|worker 2 is back(.|\n)*worker 1 is back")
-    (launch.tmp_path / "go-on").touch()
-    is_whole(ended(head))
-    assert ended(other).code == 0
-
-
-WIDE = "nn.Linear(6, 1024), nn.Tanh(), nn.Linear(1024, 1536), nn.Linear(1536, 16)"
-"""Makes the model one of several pieces, of which each host makes some."""
+    for worker in (1, 2):
+        company.head.says(f"worker {worker} is back")
+    company.whole()
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("later", [False, True])
 def test_joiners_that_cannot_reach_each_other_end_a_run_in_which_they_make_ranges(
-    launch: Launch, networks: Callable[..., Network]
+    later: bool, launch: Launch, networks: Callable[..., Network]
 ) -> None:
+    """If they lose each other later, nothing is said to either: what one sends is not acknowledged any more."""
     network = networks(3)
-    network.separate(1, 2)
-    flags = "-p", "asp", "--host-timeout", "3"
-    head, others = begun(launch, network, (1, 1, 1), *flags, each_step=LINGERS, layers=WIDE)
-    run = ended(head)
-    assert run.code == 3
-    assert "host host-2 is lost: it and host host-1 can't reach each other" in run.err
-    assert "failed: host host-2 made a part of every version, and it is lost" in run.out
-    assert [ended(other).code for other in others] == [3, 3]
-
-
-@pytest.mark.long
-def test_joiners_that_lose_each_other_end_a_run_in_which_they_make_ranges(
-    launch: Launch, networks: Callable[..., Network]
-) -> None:
-    """Nothing is said to either: what one sends is not acknowledged any more."""
-    network = networks(3)
-    flags = "-p", "asp", "--host-timeout", "3"
-    head, others = begun(launch, network, (1, 1, 1), *flags, each_step=LINGERS, layers=WIDE)
-    for worker in range(3):
-        await_file(launch.tmp_path / f"third-{worker}")
-    network.separate(1, 2)
-    (launch.tmp_path / "go-on").touch()
-    run = ended(head)
+    if not later:
+        network.separate(1, 2)
+    company = Company(launch, network, (1, 1, 1), "-p", "asp", "--host-timeout", "3", wide=True)
+    if later:
+        company.train()
+        network.separate(1, 2)
+        company.go_on()
+    run = company.head.ended()
     assert run.code == 3, run.err
     assert "host host-2 is lost: it and host host-1 can't reach each other" in run.err
-    assert [ended(other).code for other in others] == [3, 3]
+    assert "failed: host host-2 made a part of every version, and it is lost" in run.out
+    assert [ended(other).code for other in company.others] == [3, 3]
 
 
 @pytest.mark.long
@@ -294,37 +213,10 @@ def test_joiners_that_cannot_reach_each_other_go_on_where_nothing_moves_between_
     """The model has one piece, which is made at the head."""
     network = networks(3)
     network.separate(1, 2)
-    flags = "-p", "asp", "--host-timeout", "3"
-    head, others = begun(launch, network, (1, 1, 1), *flags, each_step=LINGERS)
-    for worker in range(3):
-        await_file(launch.tmp_path / f"third-{worker}")
+    company = Company(launch, network, (1, 1, 1), "-p", "asp", "--host-timeout", "3")
+    company.train()
     time.sleep(5)
-    (launch.tmp_path / "go-on").touch()
-    is_whole(ended(head))
-    assert [ended(other).code for other in others] == [0, 0]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("power", ["of its processes", "of the machine"])
-def test_a_machine_that_loses_power_is_lost_and_the_others_go_on(
-    power: str, launch: Launch, networks: Callable[..., Network]
-) -> None:
-    """Nobody says good-bye for a machine: the head hears no more of it. For its processes, its kernel does."""
-    network = networks(3)
-    flags = "-p", "ssp", "--on-loss", "continue", "--host-timeout", "3"
-    head, (stays, other) = begun(launch, network, (1, 1, 2), *flags, each_step=LINGERS)
-    for worker in range(4):
-        await_file(launch.tmp_path / f"third-{worker}")
-    if power == "of the machine":
-        network.cut(2)
-    network.kill(2)
-    said(head, "host host-2 is lost: .*\n")
-    (launch.tmp_path / "go-on").touch()
-    run = ended(head).completed()
-    assert run.summary["samples"] + run.summary["samples_missed"] == SAMPLES
-    went_on(run)
-    assert ended(stays).code == 0
-    ended(other)
+    company.whole()
 
 
 @pytest.mark.long
@@ -332,13 +224,12 @@ def test_machines_end_within_the_timeout_if_the_head_loses_power(
     launch: Launch, networks: Callable[..., Network]
 ) -> None:
     network = networks(2)
-    head, (other,) = begun(launch, network, (1, 2), "-p", "bsp", "--host-timeout", "3", each_step=LINGERS)
-    for worker in range(3):
-        await_file(launch.tmp_path / f"third-{worker}")
+    company = Company(launch, network, (1, 2), "-p", "bsp", "--host-timeout", "3")
+    company.train()
     network.cut(0)
     network.kill(0)
-    ended(head)
-    joiner = ended(other, timeout=20)
+    company.head.ended()
+    joiner = ended(company.others[0], timeout=20)
     assert joiner.code == 3
     assert "this host is out of the run: " in joiner.err
     assert "Traceback" not in joiner.err

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,64 +13,43 @@ import torch
 from paceline.coordinator.adoption import Adoption
 from support.launch import Launch
 from support.runs import Run
+from support.scripts import functions_of
 
 # --- who writes and who waits
 
 
-def wrote(adoption: Adoption, worker: int, digest: str = "a") -> None:
-    """The worker asks, is told to write, and has."""
-    adoption.wanted(worker, digest)
-    assert adoption.to_write() == worker
-    adoption.writes(worker)
-    adoption.done(worker)
+def asked(*workers: int) -> Adoption:
+    """These have asked, in order, and the first of them writes."""
+    adoption = Adoption()
+    for worker in workers:
+        adoption.wanted(worker, "a")
+    assert adoption.to_write() == workers[0]
+    adoption.writes(workers[0])
+    return adoption
 
 
 def test_where_nobody_changed_anything_nobody_writes_or_waits_and_all_agree() -> None:
     adoption = Adoption()
-    assert adoption.to_write() is None
-    assert adoption.to_let_on() == []
+    assert (adoption.to_write(), adoption.to_let_on()) == (None, [])
     assert adoption.agrees(0)
-    assert adoption.agrees(1)
 
 
-def test_who_asks_first_writes_and_nobody_else_is_told_to() -> None:
-    adoption = Adoption()
-    adoption.wanted(2, "a")
-    adoption.wanted(0, "a")
-    assert adoption.to_write() == 2
-    adoption.writes(2)
+def test_who_asks_first_writes_and_the_others_wait_for_that_and_are_let_on_once() -> None:
+    adoption = asked(2, 0)
     assert adoption.to_write() is None
     adoption.wanted(1, "a")
-    assert adoption.to_write() is None
+    assert (adoption.to_write(), adoption.to_let_on()) == (None, [])
     adoption.done(2)
-    assert adoption.to_write() is None
     assert adoption.adopted == "a"
-
-
-def test_the_others_wait_until_it_is_written_and_are_let_on_once() -> None:
-    adoption = Adoption()
-    for worker in (2, 0, 1):
-        adoption.wanted(worker, "a")
-    adoption.writes(2)
-    assert adoption.to_let_on() == []
-    adoption.done(2)
     assert adoption.to_let_on() == [0, 1], "who wrote does not wait for itself"
     assert adoption.to_let_on() == []
-
-
-def test_who_asks_when_it_is_written_is_let_on_at_once_and_writes_nothing() -> None:
-    adoption = Adoption()
-    wrote(adoption, 0)
-    adoption.wanted(1, "a")
-    assert adoption.to_write() is None
-    assert adoption.to_let_on() == [1]
+    adoption.lost(2)
+    adoption.wanted(3, "a")
+    assert (adoption.to_write(), adoption.to_let_on()) == (None, [3])
 
 
 def test_when_the_author_dies_while_writing_the_next_one_writes() -> None:
-    adoption = Adoption()
-    for worker in (0, 2, 1):
-        adoption.wanted(worker, "a")
-    adoption.writes(0)
+    adoption = asked(0, 2, 1)
     adoption.lost(0)
     assert adoption.to_let_on() == [], "what it wrote may not be whole"
     assert adoption.to_write() == 2
@@ -80,23 +60,14 @@ def test_when_the_author_dies_while_writing_the_next_one_writes() -> None:
 
 
 def test_when_the_author_dies_while_writing_and_nobody_waits_whoever_asks_next_writes_its_own() -> None:
-    adoption = Adoption()
-    adoption.wanted(0, "a")
-    adoption.writes(0)
+    adoption = asked(0)
     adoption.lost(0)
     assert adoption.to_write() is None
-    wrote(adoption, 1, "b")
+    adoption.wanted(1, "b")
+    adoption.writes(1)
+    adoption.done(1)
     assert adoption.adopted == "b"
     assert adoption.agrees(1)
-
-
-def test_when_the_author_dies_after_it_has_written_that_is_what_all_begin_with() -> None:
-    adoption = Adoption()
-    wrote(adoption, 0)
-    adoption.lost(0)
-    adoption.wanted(1, "a")
-    assert adoption.to_write() is None
-    assert adoption.to_let_on() == [1]
 
 
 def test_who_dies_while_it_waits_is_neither_told_to_write_nor_let_on() -> None:
@@ -113,36 +84,27 @@ def test_who_dies_while_it_waits_is_neither_told_to_write_nor_let_on() -> None:
 
 
 def test_who_changed_the_same_agrees_and_who_changed_something_else_or_nothing_does_not() -> None:
-    adoption = Adoption()
-    wrote(adoption, 1, "a")
+    """In a replay the first step of one that was shown what is adopted comes after that: it may change nothing."""
+    adoption = asked(1)
+    assert not adoption.agrees(0), "it would wait for the other one's change if it had changed the same"
+    assert adoption.disagreement(0).startswith("worker 1 changed ")
+    adoption.done(1)
     adoption.wanted(0, "a")
     adoption.wanted(2, "b")
-    assert [adoption.agrees(worker) for worker in range(4)] == [True, True, False, False]
-
-
-def test_whoever_is_about_to_train_while_another_one_writes_what_all_begin_with_disagrees() -> None:
-    """It can't have changed the same: it would wait for that."""
-    adoption = Adoption()
-    adoption.wanted(0, "a")
-    adoption.writes(0)
-    assert not adoption.agrees(1)
-    assert adoption.disagreement(1).startswith("worker 0 changed ")
-    assert "worker 1 changed nothing" in adoption.disagreement(1)
-    adoption.lost(1)
-    assert not adoption.agrees(1)
-    adoption.lost(0)
-    assert adoption.agrees(1), "nobody writes there any more"
-    assert adoption.agrees(1)
-
-
-def test_a_disagreement_names_both_workers_and_what_each_did() -> None:
-    adoption = Adoption()
-    wrote(adoption, 1, "a")
-    adoption.wanted(2, "b")
+    adoption.shown |= {4, 2}
+    assert [adoption.agrees(worker) for worker in range(5)] == [True, True, False, False, True]
     what = "changed the parameters or the optimizer's state between prepare() and its first step"
     hint = "; do the same in every worker, or do it before prepare()"
     assert adoption.disagreement(2) == f"worker 1 {what}, and worker 2 changed something else{hint}"
     assert adoption.disagreement(3) == f"worker 1 {what}, and worker 3 changed nothing{hint}"
+
+
+def test_nobody_disagrees_with_one_that_died_while_it_wrote() -> None:
+    adoption = asked(0)
+    adoption.lost(1)
+    assert not adoption.agrees(1)
+    adoption.lost(0)
+    assert adoption.agrees(1)
 
 
 def test_a_change_that_comes_too_late_names_the_worker_and_what_to_do() -> None:
@@ -150,7 +112,6 @@ def test_a_change_that_comes_too_late_names_the_worker_and_what_to_do() -> None:
     assert line.startswith("worker 2 changed ")
     assert "worker 1 changed nothing" in line
     assert line.endswith("do the same in every worker, or do it before prepare()")
-    assert "\n" not in line
 
 
 # --- real runs
@@ -214,11 +175,19 @@ def script(inside: str) -> str:
     return SCRIPT.replace("{inside}", "\n".join(f"    {line}" for line in inside.splitlines()))
 
 
-def functions() -> Any:
-    """The script's functions, to be called in this process, where they are plain PyTorch."""
-    namespace: dict[str, Any] = {"__name__": "script"}
-    exec(compile(script(""), "script", "exec"), namespace)
-    return SimpleNamespace(**namespace)
+PLAIN = functions_of(script(""))
+"""The script's functions, to be called in this process, where they are plain PyTorch."""
+
+
+def assert_trained_after(change: Callable[[Any, Any], object], run: Run) -> None:
+    """The run has trained in plain PyTorch's way what this made of what was prepared."""
+    model, optimizer = PLAIN.build(1, rate=0.5)
+    change(model, optimizer)
+    PLAIN.train(model, optimizer, range(5, 10))
+    final = run.final()
+    assert final.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(final[name], value), name
 
 
 def the_line(run: Run) -> str:
@@ -231,11 +200,26 @@ def the_line(run: Run) -> str:
     return lines[0]
 
 
-def test_what_only_one_worker_changed_is_refused_in_one_line_that_names_both(launch: Launch) -> None:
-    inside = "if me == 0: model.trained.bias.data.fill_(1)"
+@pytest.mark.parametrize(
+    ("inside", "said"),
+    [
+        ("if me == 0: model.trained.bias.data.fill_(1)", "and worker 1 changed nothing"),
+        ("if me == 1: optimizer.load_state_dict(build(0)[1].state_dict())", "and worker 0 changed nothing"),
+        ("model.frozen.weight.data.fill_(me)", "changed something else"),
+        (
+            "state = {0: {'momentum_buffer': torch.full((3, 5), float(me))}}\n"
+            "optimizer.load_state_dict({**optimizer.state_dict(), 'state': state})",
+            "changed something else",
+        ),
+    ],
+    ids=["one", "the optimizer of one", "frozen parameters", "optimizers"],
+)
+def test_what_workers_changed_differently_is_refused_in_one_line_that_names_both(
+    inside: str, said: str, launch: Launch
+) -> None:
     line = the_line(launch.run(script(inside), "-n", "2", "-p", "bsp", args=(str(launch.tmp_path),)))
-    assert line.startswith("paceline: worker 0 changed the parameters or the optimizer's state between prepare() ")
-    assert "and worker 1 changed nothing" in line
+    assert re.match("paceline: worker [01] changed the parameters or the optimizer's state between prepare", line)
+    assert said in line
 
 
 def test_it_is_refused_also_when_the_only_step_of_the_worker_that_changed_nothing_came_first(launch: Launch) -> None:
@@ -258,15 +242,6 @@ sys.exit()
     the_line(launch.run(script(inside), "-n", "2", "-p", "bsp", args=(str(launch.tmp_path),)))
 
 
-def test_an_optimizer_s_state_that_only_one_worker_loaded_is_refused_in_one_line_that_names_both(
-    launch: Launch,
-) -> None:
-    inside = "if me == 1: optimizer.load_state_dict(build(0)[1].state_dict())"
-    line = the_line(launch.run(script(inside), "-n", "2", "-p", "bsp", args=(str(launch.tmp_path),)))
-    assert line.startswith("paceline: worker 1 changed the parameters or the optimizer's state between prepare() ")
-    assert "and worker 0 changed nothing" in line
-
-
 def test_what_one_worker_changed_after_others_had_begun_to_train_is_refused_in_one_line_that_names_it(
     launch: Launch,
 ) -> None:
@@ -282,25 +257,6 @@ else:
 """
     line = the_line(launch.run(script(inside), "-n", "2", "-p", "asp", args=(str(launch.tmp_path),)))
     assert line == f"paceline: {Adoption(pushed={1}).too_late(0)}"
-
-
-@pytest.mark.parametrize(
-    "inside",
-    [
-        "model.trained.weight.data.fill_(me)",
-        "model.frozen.weight.data.fill_(me)",
-        "state = {0: {'momentum_buffer': torch.full((3, 5), float(me))}}\n"
-        "optimizer.load_state_dict({**optimizer.state_dict(), 'state': state})",
-    ],
-    ids=["trained", "frozen", "optimizer"],
-)
-def test_what_two_workers_changed_to_different_values_is_refused_in_one_line_that_names_both(
-    inside: str, launch: Launch
-) -> None:
-    line = the_line(launch.run(script(inside), "-n", "2", "-p", "asp", args=(str(launch.tmp_path),)))
-    assert "worker 0 changed " in line
-    assert "worker 1 changed " in line
-    assert "changed something else" in line
 
 
 def test_an_optimizer_s_state_that_is_loaded_back_changes_nothing_though_others_have_trained_meanwhile(
@@ -346,45 +302,21 @@ def test_a_state_that_every_worker_loads_after_prepare_is_resumed_as_in_plain_py
     workers: int, protocol: str, order: str, launch: Launch, tmp_path: Path
 ) -> None:
     """Both of two compute the same gradient, whose mean it is. All that is loaded differs from what was prepared."""
-    plain = functions()
-    model, optimizer = plain.build(0)
+    model, optimizer = PLAIN.build(0)
     model.frozen.bias.fill_(2.0)
-    plain.train(model, optimizer, range(5))
+    PLAIN.train(model, optimizer, range(5))
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "saved")
     inside = "load(model, optimizer, os.path.join(folder, 'saved'))"
     flags = ("-n", str(workers), "-p", protocol, "--threads", "1")
-    final = launch.run(script(order + inside), *flags, args=(str(tmp_path),)).completed().final()
-    model, optimizer = plain.build(1, rate=0.5)
-    plain.load(model, optimizer, tmp_path / "saved")
-    plain.train(model, optimizer, range(5, 10))
-    expected = model.state_dict()
-    assert final.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(final[name], value), name
+    run = launch.run(script(order + inside), *flags, args=(str(tmp_path),)).completed()
+    assert_trained_after(lambda model, optimizer: PLAIN.load(model, optimizer, tmp_path / "saved"), run)
 
 
-@pytest.mark.parametrize(
-    ("workers", "order"),
-    [
-        (1, ""),
-        pytest.param(
-            2,
-            IN_TURN,
-        ),
-    ],
-)
-def test_frozen_parameters_alone_loaded_after_prepare_are_trained_with_and_recorded(
-    workers: int, order: str, launch: Launch
-) -> None:
-    inside = "model.frozen.load_state_dict({'weight': torch.full((5, 4), 0.25), 'bias': torch.arange(5.0)})" + order
-    flags = ("-n", str(workers), "-p", "bsp", "--threads", "1")
-    final = launch.run(script(inside), *flags, args=(str(launch.tmp_path),)).completed().final()
-    plain = functions()
-    model, optimizer = plain.build(1, rate=0.5)
-    model.frozen.load_state_dict({"weight": torch.full((5, 4), 0.25), "bias": torch.arange(5.0)})
-    plain.train(model, optimizer, range(5, 10))
-    for name, value in model.state_dict().items():
-        assert torch.equal(final[name], value), name
+def test_frozen_parameters_alone_loaded_after_prepare_are_trained_with_and_recorded(launch: Launch) -> None:
+    inside = "model.frozen.load_state_dict({'weight': torch.full((5, 4), 0.25), 'bias': torch.arange(5.0)})" + IN_TURN
+    run = launch.run(script(inside), "-n", "2", "-p", "bsp", "--threads", "1", args=(str(launch.tmp_path),)).completed()
+    loaded = {"weight": torch.full((5, 4), 0.25), "bias": torch.arange(5.0)}
+    assert_trained_after(lambda model, _: model.frozen.load_state_dict(loaded), run)
 
 
 def test_a_frozen_parameter_changed_after_the_first_step_is_each_workers_own_and_one_line_says_so(
@@ -425,24 +357,9 @@ else:
     run = launch.run(script(inside), *flags, args=(str(launch.tmp_path),)).completed()
     assert "paceline: worker 0 died (exit code 7)" in run.err
     assert [row["steps"] for row in run.summary["per_worker"]] == [0, 5]
-    plain = functions()
-    model, optimizer = plain.build(1, rate=0.5)
-    model.trained.weight.data.fill_(0.125)
-    model.frozen.weight.data.fill_(0.5)
-    plain.train(model, optimizer, range(5, 10))
-    final = run.final()
-    for name, value in model.state_dict().items():
-        assert torch.equal(final[name], value), name
 
+    def change(model: Any, _: Any) -> None:
+        model.trained.weight.data.fill_(0.125)
+        model.frozen.weight.data.fill_(0.5)
 
-def test_a_worker_that_was_shown_what_is_adopted_agrees_with_it_unless_it_wrote_something_else() -> None:
-    """In a replay its first step comes after the others' writing: what it writes then is there already."""
-    adoption = Adoption()
-    adoption.wanted(0, "what all write")
-    adoption.writes(0)
-    adoption.done(0)
-    assert not adoption.agrees(1)
-    adoption.shown.add(1)
-    assert adoption.agrees(1)
-    adoption.wanted(1, "something else")
-    assert not adoption.agrees(1)
+    assert_trained_after(change, run)

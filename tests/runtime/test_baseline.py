@@ -24,7 +24,6 @@ from support.launch import Launch
 from support.rounding import apart
 from support.runs import ended
 from support.scripts import functions_of, training
-from support.suites import each
 
 EVALUATE = "def evaluate(model): return {'size': float(model.weight.abs().sum())}"
 ROUNDING = apart(torch.float32, summands=16, steps=16, largest=8.0)
@@ -137,9 +136,7 @@ print(json.dumps(seen))
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "loaders", "scale", "steps"), each([("Merges", 0, 8, 4), ("Merges", 2, 8, 4), ("Fetches", 0, 2, 8)])
-)
+@pytest.mark.parametrize(("name", "loaders", "scale", "steps"), [("Merges", 2, 8, 4), ("Fetches", 0, 2, 8)])
 def test_the_loader_s_class_iterates_in_its_own_way_over_each_worker_s_part(
     name: str, loaders: int, scale: int, steps: int, launch: Launch
 ) -> None:

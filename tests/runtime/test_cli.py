@@ -21,12 +21,6 @@ from support.rounding import apart
 from support.scripts import training
 
 
-def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert capsys.readouterr().out == f"paceline {paceline.__version__}\n"
-
-
 def test_python_m_paceline_is_the_same_command_and_does_not_wait_for_torch() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "paceline", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -39,16 +33,11 @@ FLAGS = """SCRIPT --workers --protocol --scenario --seed --out --json --target -
 --max-seconds --start --on-loss --on-divergence --tee --record --report-waits"""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"), [(["--help"], "run train protocols tune --version"), (["run", "--help"], FLAGS)]
-)
-def test_help_names_every_command_and_flag(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        main(arguments)
+        main(["run", "--help"])
     out = capsys.readouterr().out
-    assert [word for word in words.split() if word not in out] == []
+    assert [word for word in FLAGS.split() if word not in out] == []
 
 
 def test_what_a_terminal_has_no_sign_for_is_shown_as_a_question_mark() -> None:
@@ -59,18 +48,15 @@ def test_what_a_terminal_has_no_sign_for_is_shown_as_a_question_mark() -> None:
     assert done.stderr == ""
 
 
-def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_the_help_is_printed_in_which_each_command_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "usage: paceline" in captured.err
-
-
-def test_in_the_help_each_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    main([])
-    lines = capsys.readouterr().err.splitlines()
     for name in COMMANDS:
-        (line,) = [line for line in lines if line.split()[:1] == [name]]
+        (line,) = [line for line in captured.err.splitlines() if line.split()[:1] == [name]]
         assert len(line.split()) > 2, line
 
 
@@ -90,27 +76,25 @@ def test_our_flags_after_the_script_are_pointed_out(
     assert capsys.readouterr().err == ("" if said is None else line)
 
 
-@pytest.mark.parametrize("quote", ["'", '"'])
 def test_a_flag_that_the_script_has_itself_is_not_pointed_out(
-    quote: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(f"parser.add_argument({quote}-p{quote}, {quote}--print-freq{quote})\n")
-    say_whose(script, ["-p", "10"])
+    script.write_text("parser.add_argument('-p', \"--print-freq\")\n")
+    say_whose(script, ["-p", "10", "--print-freq", "3"])
     assert capsys.readouterr().err == ""
     say_whose(script, ["-p", "10", "-n", "4"])
     assert "-n after" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cores", [1, 2])
 def test_a_crowd_of_workers_on_few_cores_is_warned_of_in_one_line(
-    cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, scenario = tmp_path / "train.py", tmp_path / "slow.toml"
     script.write_text("pass\n")
     scenario.write_text('[cluster]\ncompute = "100ms"\n')
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    for flags, said in ((("-n", str(8 * cores)), 0), (("-n", "500"), 1), (("-n", "500", "--scenario", scenario), 0)):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    for flags, said in ((("-n", "16"), 0), (("-n", "500"), 1), (("-n", "500", "--scenario", scenario), 0)):
         assert main(["run", *map(str, flags), "--out", str(script), str(script)]) == 2
         assert capsys.readouterr().err.count("500 workers share") == said
 
@@ -132,13 +116,12 @@ def test_a_metric_that_is_not_finite_is_shown_as_such(launch: Launch) -> None:
     assert "loss<=1: not met" in run.out
 
 
-@pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_on_anything_but_linux_one_line_says_that_it_is_not_supported_yet(
-    platform: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert main(["--version"]) == 2
-    assert capsys.readouterr().err == f"paceline: {platform} isn't supported yet; Paceline runs on Linux\n"
+    assert capsys.readouterr().err == "paceline: darwin isn't supported yet; Paceline runs on Linux\n"
 
 
 KEYS = (
@@ -150,20 +133,18 @@ ROW = "worker steps samples compute_seconds wait_seconds transfer_seconds other_
 
 
 def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the_ledger(launch: Launch) -> None:
-    """One run with everything in it: a scheduler, logged scalars, evaluations, targets, a scenario, limits."""
+    """One run with everything in it: evaluations, targets, a scenario, limits."""
     scenario = launch.tmp_path / "scenario.toml"
     scenario.write_text('[cluster]\nworkers = 3\ncompute = "5ms"\n[[worker]]\nindex = 1\nspeed = 0.5\n')
     script = training(
         before="""
-        optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}], lr=0.1)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
         def evaluate(model):
             print("evaluates")
             return {"error": (model(data.tensors[0]) - data.tensors[1]).square().mean(), "constant": 0.5}
         """,
-        inside="paceline.log(loss=1.5, step=step); print('inside', file=sys.stdout)",
+        inside="print('inside', file=sys.stdout)",
         after="paceline.finish(); print('out'); print('err', file=sys.stderr)",
-    ).replace("optimizer.zero_grad()", "optimizer.zero_grad(); scheduler.step()")
+    )
     flags = ["-p", "ssp:bound=2", "--json", "--seed", "7", "--threads", "1", "--record", "2", "--scenario"]
     targets = ["--target", "constant>=0.5", "--target", "constant > 0.5", "--target", "error<0"]
     run = launch.run(script, *flags, str(scenario), *targets, args=("--its", "own")).completed()
@@ -215,18 +196,6 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
     first = {"at_seconds": evaluations[0]["at_seconds"], "samples": 32}
     assert summary["targets"] == {"constant>=0.5": first, "constant>0.5": None, "error<0": None}
 
-    rates = {
-        (worker, step): json.loads(text)
-        for worker, step, text in run.rows("SELECT worker, step, learning_rates FROM pushes")
-    }
-    assert len(rates) == 32
-    for (_, step), (weights_rate, bias_rate) in rates.items():
-        assert weights_rate == pytest.approx(0.1 * 0.5 ** (step // 2))
-        assert bias_rate == pytest.approx(0.5 * 0.5 ** (step // 2))
-    logged = run.rows("SELECT worker, step, name, value FROM scalars ORDER BY worker, step, name")
-    assert logged == sorted(
-        row for worker, step in rates for row in ((worker, step, "loss", 1.5), (worker, step, "step", float(step)))
-    )
     assert run.rows("SELECT COUNT(*), COUNT(DISTINCT epoch || ' ' || sample) FROM applied_samples") == [(128, 128)]
 
     versions = run.rows("SELECT version, samples, sha256, file FROM versions ORDER BY version")

@@ -28,21 +28,11 @@ if step == 0:
 QUERY = "SELECT worker, step, to_device, from_device FROM step_times"
 
 
-def test_a_run_whose_parameters_are_in_memory_has_no_copies_in_ledger_and_summary(launch: Launch) -> None:
-    run = launch.run(training(epochs=1), "-n", "2", "-p", "asp").completed()
-    assert {row[2:] for row in run.rows(QUERY)} == {(None, None)}
-    assert not any("device" in key for row in run.summary["per_worker"] for key in row)
-    assert "device" not in run.err + run.out
-
-
-@pytest.mark.parametrize("hosts", ["1", "2"])
-def test_what_a_worker_says_that_copies_took_is_in_its_step_s_row_whichever_host_it_is_on(
-    hosts: str, launch: Launch
-) -> None:
+def test_what_a_worker_says_that_copies_took_is_in_its_step_s_row_whichever_host_it_is_on(launch: Launch) -> None:
     script = training(MADE_UP.format(to="1.0 + me + finished.step / 64", of="finished.step / 4096"), epochs=1)
-    run = launch.run(script, "-n", "2", "-p", "bsp", "--emulate-hosts", hosts).completed()
+    run = launch.run(script, "-n", "2", "-p", "bsp", "--emulate-hosts", "2").completed()
     rows = run.rows(QUERY)
-    assert {worker for worker, *_ in rows} == set(range(2 * int(hosts)))
+    assert {worker for worker, *_ in rows} == set(range(4))
     assert [row[2:] for row in rows] == [(1.0 + worker + step / 64, step / 4096) for worker, step, _, _ in rows]
     for row in run.summary["per_worker"]:
         its = [(to, of) for worker, _, to, of in rows if worker == row["worker"]]
@@ -51,11 +41,10 @@ def test_what_a_worker_says_that_copies_took_is_in_its_step_s_row_whichever_host
     assert checked(run.folder).wrong is None
 
 
-@pytest.mark.parametrize("seconds", ["-1.0", "float('inf')", "float('nan') if finished.step == 3 else 1.0"])
 def test_a_worker_that_says_copies_took_no_possible_time_is_ended_and_nothing_of_that_is_recorded(
-    seconds: str, launch: Launch
+    launch: Launch,
 ) -> None:
-    script = training(MADE_UP.format(to=seconds, of="0.5"), epochs=1)
+    script = training(MADE_UP.format(to="float('nan') if finished.step == 3 else 1.0", of="0.5"), epochs=1)
     run = launch.run(script, "-n", "1", "-p", "asp")
     assert run.code == 3
     assert "worker 0 is ended: it sent a message that can't be read" in run.err

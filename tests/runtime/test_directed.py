@@ -90,13 +90,10 @@ def test_a_worker_that_asks_for_other_data_than_it_is_to_get_waits(
         assert policy.astray.get(worker) == astray
 
 
-def test_a_worker_that_asks_once_more_than_it_is_to_waits() -> None:
+def test_a_worker_that_asks_once_more_than_it_is_to_waits_and_where_nothing_is_prescribed_all_are_answered() -> None:
     policy = RunPolicy(prescribed={0: deque()})
     assert not policy.answers(0, 0)
     assert list(policy.asks_in_vain) == [0]
-
-
-def test_where_no_data_is_prescribed_every_worker_is_answered() -> None:
     assert RunPolicy().answers(0, 0)
 
 
@@ -107,8 +104,9 @@ def test_where_no_data_is_prescribed_every_worker_is_answered() -> None:
 def test_who_handed_over_to_a_worker_does_so_again(
     handed: dict[tuple[int, int], int | None], others: list[int]
 ) -> None:
-    """Of a worker that died before it got anything, nothing is noted: nobody does."""
+    """Of a worker that died before it got anything, nothing is noted: nobody does. The others may wait for data."""
     assert RunPolicy(prescribed={}, handed=handed).hand_over(2, 1, [0, 1, 3]) == others
+    assert RunPolicy().hand_over(2, 1, [0, 1, 3]) == [0, 1, 3]
 
 
 def test_a_worker_goes_on_in_the_epoch_in_which_it_was_let_in() -> None:
@@ -180,10 +178,3 @@ def test_a_step_in_which_its_worker_died_fails_the_replay() -> None:
     director.result(0, 5)
     with pytest.raises(RunFailed, match="worker 0 died in step 6: its script failed"):
         director.result(0, 6)
-
-
-def test_in_a_replay_nobody_hands_over_to_a_joiner_that_got_nothing() -> None:
-    """The others may wait for data that they were never given."""
-    policy = RunPolicy(prescribed={0: deque(), 1: deque()}, handed={(1, 2): 0})
-    assert [policy.hand_over(1, nth, [0, 2]) for nth in (1, 2)] == [[], [0]]
-    assert RunPolicy().hand_over(1, 1, [0, 2]) == [0, 2]

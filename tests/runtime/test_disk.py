@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from paceline.coordinator.coordinator import Coordinator
-from paceline.coordinator.ledger_backpressure import LedgerBackpressure
 from paceline.coordinator.run import _write_config
 from paceline.core.facts import Fact, StepDeclined
 from paceline.records import ledger as ledgers
@@ -101,23 +100,6 @@ def test_no_fact_is_under_way_while_a_run_waits_for_the_disk_in_its_loop(tmp_pat
     assert stage.output.lines == [
         "the disk is slower than the run: waiting for it, with 200,000 records still to be written"
     ]
-
-
-def test_a_run_waits_as_long_as_its_ledger_is_behind_and_says_so_once(ledger: Ledger) -> None:
-    said = list[str]()
-    disk = LedgerBackpressure(ledger, said.append)
-    assert not disk.behind()
-    for _ in range(2):
-        may_begin = slowed(ledger)
-        fill(ledger)
-        assert disk.behind()
-        assert disk.busy_with == "the disk is slower than the ledger"
-        may_begin.set()
-        while disk.behind():
-            time.sleep(0.001)
-        assert disk.busy_with is None
-    assert said == ["the disk is slower than the run: waiting for it, with 10 records still to be written"]
-    ledger.close()
 
 
 def test_who_records_a_fact_waits_while_the_disk_is_too_far_behind_and_nothing_is_lost(

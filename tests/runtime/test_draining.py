@@ -84,11 +84,16 @@ def test_a_worker_leaves_once_its_step_is_computed_and_its_update_has_arrived_ev
     assert (run.left, run.told) == ([1, 2], [(1, STOP), (2, STOP)])
 
 
-def test_a_worker_that_waits_leaves_at_once_and_others_of_other_hosts_stay() -> None:
+def test_a_worker_that_waits_leaves_at_once_and_once_and_others_of_other_hosts_stay() -> None:
     run = Run()
+    run.asked()
     run.asked()
     assert run.left == [1, 2]
     assert run.members[0].trains
+    run.say.reset_mock()
+    run.after(SECONDS)
+    assert run.killed == []
+    assert not run.say.called
 
 
 def test_a_range_moves_once_the_last_worker_is_gone_and_then_the_host_goes() -> None:
@@ -147,46 +152,19 @@ def test_a_worker_whose_script_outlasts_its_grace_is_ended() -> None:
     assert run.killed == [1]
 
 
-def test_a_worker_that_does_not_finish_its_step_in_time_is_lost_and_the_host_leaves_without_it() -> None:
+def test_workers_whose_step_or_update_is_not_there_in_time_are_lost_and_the_host_leaves_without_them() -> None:
     run = Run()
-    run.members[1].step = 4
+    run.members[1].step, run.coming[2] = 4, (4,)
     run.asked()
-    run.gone(2)
     run.after(GRACE)
     assert run.killed == []
     run.after(SECONDS)
-    assert run.killed == [1]
-    assert not run.draining.sees_off(1), "its end is a death"
-    said = "host b leaves without worker 1, which has not finished its step within 10 s (--drain)"
-    assert run.say.call_args == call(said)
-    run.gone(1)
-    assert run.departing.move.called
-
-
-def test_workers_whose_updates_do_not_arrive_in_time_are_lost() -> None:
-    run = Run()
-    run.coming[1] = run.coming[2] = (4,)
-    run.asked()
-    run.after(SECONDS)
     assert run.killed == [1, 2]
+    assert not run.draining.sees_off(1), "its end is a death"
     said = "host b leaves without workers 1, 2, which have not finished their steps within 10 s (--drain)"
     assert run.say.call_args == call(said)
-
-
-def test_nobody_is_lost_whose_step_was_finished_in_time() -> None:
-    run = Run()
-    run.asked()
-    run.say.reset_mock()
-    run.after(SECONDS)
-    assert run.killed == []
-    assert not run.say.called
-
-
-def test_a_host_that_is_asked_once_more_leaves_once() -> None:
-    run = Run()
-    run.asked()
-    run.asked()
-    assert run.left == [1, 2]
+    run.gone(1, 2)
+    assert run.departing.move.called
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def test_one_worker_s_early_stopping_stops_the_run_and_all_have_its_last_version
     assert "has left the training" not in run.err
     assert run.summary["outcome"] == "completed"
     assert run.summary["stopped"] == "no gain for 3 epochs"
+    ((end,),) = run.rows("SELECT value FROM run WHERE key = 'end'")
+    assert json.loads(end)["stopped"] == "no gain for 3 epochs"
     assert run.summary["samples"] < 20 * 64
     ends = [line.partition("ends with ")[2] for line in run.out.splitlines() if "ends with" in line]
     assert len(ends) == 3
@@ -119,9 +121,3 @@ def test_a_worker_is_early_only_if_another_one_goes_on_to_an_epoch_after_its_las
     remarks.begin(Mock(epochs=40, passes=1))
     remarks.end()
     assert said[2:] == ["worker 1 stopped after 4 of 40 epochs, worker 2 after 9"]
-
-
-def test_the_reason_is_in_the_ledger(launch: Launch) -> None:
-    run = launch.run(SCRIPT, "-n", "1", "-p", "bsp", args=("stop",)).completed()
-    (end,) = run.rows("SELECT value FROM run WHERE key = 'end'")
-    assert json.loads(end[0])["stopped"] == "no gain for 3 epochs"

@@ -12,7 +12,6 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.launch.environment import placement
-from paceline.net.token import Token, write
 from paceline.runs import engine
 from support.engines import AT_PORT, await_snapshot, free_port, jobset_at, pytorchjob_at, slurm_at
 from support.launch import Launch
@@ -20,37 +19,19 @@ from support.leftovers import Traces
 from support.nursery import Process
 from support.recorded import checked
 from support.runs import Run, ended
+from support.scripts import training
 
-SCRIPT = """
-import os, sys, time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-
-torch.manual_seed(3)
-model = nn.Linear(6, 3)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(torch.randn(96, 6), torch.randint(0, 3, (96,))), batch_size=4, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=3)
+BEFORE = """
 print("found", [name for name in os.environ if name in ("RANK", "MASTER_ADDR", "SLURM_PROCID", "PET_NODE_RANK")])
-for epoch in paceline.epochs(3):
-    for x, y in loader:
-        if "slow" in sys.argv and not paceline.resumed():
-            time.sleep(0.1)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
 """
+SCRIPT = training("if 'slow' in sys.argv and not paceline.resumed(): time.sleep(0.1)", before=BEFORE, epochs=3)
 WORDS = "-p", "bsp", "-n", "1", "--threads", "1", "--quiet"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path: Path, token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A working directory with a script, and a token that all hosts have."""
     monkeypatch.chdir(tmp_path)
-    write(Token.drawn(), tmp_path / "token")
-    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(tmp_path / "token"))
     (tmp_path / "train.py").write_text(SCRIPT)
 
 
@@ -61,11 +42,11 @@ def folder_of(environ: dict[str, str]) -> Path:
     return engine.folder_of(found, "bsp")
 
 
-def start(launch: Launch, environ: dict[str, str], *words: str) -> Process:
+def start(launch: Launch, environ: dict[str, str], *words: str, command: str = "run", first: str = "") -> Process:
     """`paceline run WORDS` as an engine starts it on that host, not waited for."""
     traces = Traces(launch.tmp_path / f"of-{len(launch.traces)}")
     launch.traces.append(traces)
-    process = Process(["run", *words], traces.environment | environ)
+    process = Process([command, *words], traces.environment | environ, first)
     process.folder = Path()  # type: ignore[attr-defined]
     return process
 
@@ -88,9 +69,9 @@ def well(runs: list[Run]) -> str:
     return said
 
 
-def refused(launch: Launch, environ: dict[str, str], *words: str) -> str:
+def refused(launch: Launch, environ: dict[str, str], *words: str, first: str = "") -> str:
     """The one line with which it is refused."""
-    run = ended(start(launch, environ, *words))
+    run = ended(start(launch, environ, *words, first=first))
     assert run.code == 2, run.err
     assert run.err.count("\n") == 1, run.err
     return run.err
@@ -120,16 +101,18 @@ def test_a_requeued_job_goes_on_from_the_snapshot_that_its_end_has_written(launc
     assert summary(folder)["outcome"] == "interrupted"
     well(both(launch, slurm_at(port, attempt=1), *words))
     assert (summary(folder)["outcome"], summary(folder)["segments"]) == ("completed", 2)
-    assert summary(folder)["samples"] == 3 * 96
+    assert summary(folder)["samples"] == 3 * 64
     assert (found := checked(folder)).ok, found.wrong
 
 
 def test_a_run_that_is_complete_is_not_begun_anew(launch: Launch) -> None:
+    """The port of --listen is everywhere that of the head."""
     port = free_port()
-    well(both(launch, pytorchjob_at(port), *WORDS, "train.py"))
+    said = well(both(launch, pytorchjob_at(1), *WORDS, "--listen", f"127.0.0.1:{port}", "train.py"))
+    assert f"listening at 127.0.0.1:{port}" in said
     (run,) = Path("runs").iterdir()
     before = (run / "summary.json").read_bytes()
-    assert well(both(launch, pytorchjob_at(port), *WORDS, "train.py")).count("it is complete") == 2
+    assert well(both(launch, pytorchjob_at(1), *WORDS, "train.py")).count("it is complete") == 2
     assert (run / "summary.json").read_bytes() == before
     assert [path.name for path in Path("runs").iterdir()] == [run.name]
 
@@ -177,13 +160,15 @@ def test_a_host_that_does_not_see_the_heads_folder_says_what_that_means(
         (["--hosts", "2:4"], "--hosts is 2:4, and PyTorchJob has started this run on 2 hosts"),
         (["--listen", "127.0.0.1:0"], "--listen is 127.0.0.1:0, and the other hosts"),
         (["-p", "ddp"], "runs on one host only so far"),
+        (["--scenario", "hosts.toml"], "the machines that join are the hosts"),
     ],
 )
-@pytest.mark.parametrize("host", [0, 1])
 def test_flags_that_contradict_the_engine_are_refused_on_every_host(
-    host: int, words: list[str], says: str, launch: Launch
+    words: list[str], says: str, launch: Launch
 ) -> None:
-    assert says in refused(launch, pytorchjob_at(free_port())(host), *WORDS[2:], *words, "train.py")
+    Path("hosts.toml").write_text("[[host]]\nworkers = 1\n[[host]]\nworkers = 1\n")
+    for host in range(2):
+        assert says in refused(launch, pytorchjob_at(free_port())(host), "--quiet", *words, "train.py")
 
 
 def test_without_a_token_one_line_says_how_all_hosts_get_it(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,21 +179,11 @@ def test_without_a_token_one_line_says_how_all_hosts_get_it(launch: Launch, monk
     assert "before srun" in refused(launch, slurm_at(free_port())(1), *WORDS, "train.py")
 
 
-def test_the_port_of_listen_is_everywhere_that_of_the_head(launch: Launch) -> None:
-    port = free_port()
-    said = well(both(launch, pytorchjob_at(1), *WORDS, "--listen", f"127.0.0.1:{port}", "train.py"))
-    assert f"listening at 127.0.0.1:{port}" in said
-
-
 def test_a_head_that_is_a_name_of_loopback_is_refused_with_a_way_out(launch: Launch) -> None:
     environ = pytorchjob_at(free_port())(0) | {"MASTER_ADDR": "localhost"}
     first = "import socket; socket.gethostname = lambda: 'localhost'"
-    traces = Traces(launch.tmp_path / "of-a-name")
-    process = Process(["run", *WORDS, "train.py"], traces.environment | environ, first)
-    process.folder = Path()  # type: ignore[attr-defined]
-    run = ended(process)
-    assert run.code == 2
-    assert "where no other machine comes; name its own address with --listen" in run.err
+    said = refused(launch, environ, *WORDS, "train.py", first=first)
+    assert "where no other machine comes; name its own address with --listen" in said
 
 
 def test_a_host_whose_head_never_listens_says_for_whom_it_has_waited() -> None:
@@ -235,16 +210,7 @@ def test_a_run_that_is_still_written_is_neither_renamed_nor_gone_on_with(
     engine.await_end(folder, print)
 
 
-def test_hosts_of_a_scenario_are_refused_as_with_listen(launch: Launch) -> None:
-    Path("hosts.toml").write_text("[[host]]\nworkers = 1\n[[host]]\nworkers = 1\n")
-    words = "-p", "bsp", "--scenario", "hosts.toml", "train.py"
-    assert "the machines that join are the hosts" in refused(launch, pytorchjob_at(free_port())(1), *words)
-
-
-def test_other_commands_have_nothing_to_do_with_the_engine(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in pytorchjob_at(free_port())(1).items():
-        monkeypatch.setenv(name, value)
-    process = Process(["compare", "-p", "bsp", "-p", "asp", "-n", "2", "--threads", "1", "--quiet", "train.py"], {})
-    process.folder = Path()  # type: ignore[attr-defined]
-    run = ended(process)
+def test_other_commands_have_nothing_to_do_with_the_engine(launch: Launch) -> None:
+    words = "-p", "bsp", "-p", "asp", "-n", "2", "--threads", "1", "--quiet", "train.py"
+    run = ended(start(launch, pytorchjob_at(free_port())(1), *words, command="compare"))
     assert run.code == 0, run.err

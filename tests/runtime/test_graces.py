@@ -70,20 +70,6 @@ def test_a_worker_that_evaluates_after_a_limit_is_not_ended_before_it_is_let_go(
     assert ended.killed == [0]
 
 
-@pytest.mark.parametrize(("why", "outcome"), [("a failure", "failed"), ("a divergence", "diverged")])
-def test_an_interrupt_keeps_the_outcome_and_the_error_that_a_run_has_already(
-    why: str, outcome: str, ended: Ended
-) -> None:
-    STOPS[why](ended.run_state)
-    ending = ended.run_state.shutdown
-    error = ending.error
-    for _ in range(2):
-        ended.run_state.shutdown.interrupt(1, signal.SIGTERM)
-        assert (ending.outcome, ending.error) == (outcome, error)
-    assert error
-    assert ended.killed == [0], "the second interrupt ends it at once"
-
-
 def test_a_run_fails_though_a_healthy_worker_has_a_thread_that_never_ends(launch: Launch) -> None:
     script = training(
         """

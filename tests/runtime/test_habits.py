@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from support.launch import Launch
-from support.runs import Run
 from support.scripts import training
 
 HABITS = """
@@ -48,14 +47,12 @@ subprocess.Popen(["sleep", "600"])
 """
 
 
-@pytest.fixture
-def habits(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> Run:
+def test_a_look_at_the_data_a_copy_a_numpy_sampler_a_counter_and_a_child_process_do_no_harm(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    return launch.run(HABITS, "-n", "1", "-p", "asp").completed()
-
-
-def test_a_look_at_the_data_a_copy_a_numpy_sampler_a_counter_and_a_child_process_do_no_harm(habits: Run) -> None:
+    habits = launch.run(HABITS, "-n", "1", "-p", "asp").completed()
     assert habits.summary["steps"] == 20, "the look at the data is none of the two epochs"
     assert habits.summary["samples"] == 80
     assert habits.final()["seen"] == 20, "a buffer that the model puts in the place of the old one is recorded"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,27 +142,18 @@ def test_of_a_process_that_is_forked_such_as_the_one_that_moves_data(
     assert capfd.readouterr().err == "paceline: what it says by itself\n"
 
 
-@pytest.mark.parametrize("does", ["commit", "write", "keep", "seal", "share"])
+@pytest.mark.parametrize("does", ["commit", "write"])
 def test_of_the_process_that_makes_versions_and_of_its_thread_that_writes(
     folder: Path, does: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from host.test_arithmetic_process import Process
 
-    orders: dict[str, tuple[object, str, messages.Message]] = {
-        "commit": (store_process.Store, "commit", messages.store.Commit(1, 0, 1, [(0, 1.0)], None, 1, True, True)),
-        "write": (
-            store_process.NamedVersion,
-            "record",
-            messages.store.Record(0, 0, str(folder / "v"), [], "mean", False, messages.store.UNTOLD),
-        ),
-        "keep": (store_process.Store, "keep", messages.store.KeepState(0, str(folder / "s"))),
-        "seal": (store_process, "_seal", messages.store.Seal(str(folder), b"", [])),
-        "share": (store_process, "pack_share", messages.store.SendShare(0)),
-    }
-    where, name, order = orders[does]
-    monkeypatch.setattr(where, name, boom)
+    commit = messages.store.Commit(1, 0, 1, [(0, 1.0)], None, 1, True, True)
+    record = messages.store.Record(0, 0, str(folder / "v"), [], "mean", False, messages.store.UNTOLD)
+    monkeypatch.setattr(store_process.Store, "commit", boom)
+    monkeypatch.setattr(store_process.NamedVersion, "record", boom)
     process = Process()
-    process.channel.send(order)
+    process.channel.send(commit if does == "commit" else record)
     named(process.heard().error)
     process.channel.close()
     os.waitpid(process.process, 0)
@@ -177,20 +167,6 @@ def test_of_the_thread_that_writes_the_ledger(folder: Path, monkeypatch: pytest.
     with pytest.raises(RunFailed) as raised:
         ledger.close()
     named(str(raised.value))
-
-
-def test_a_full_disk_is_no_error_of_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.mkdir()
-
-    def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(Ledger, "_encode", full)
-    ledger = Ledger(folder / "ledger.sqlite")
-    ledger.record(TrainingBegan(members=(), version=0, at=0.0), ())
-    with pytest.raises(RunFailed, match="cannot be written: database or disk is full; is the disk full"):
-        ledger.close()
-    assert not [*folder.glob("internal*")]
 
 
 def test_of_a_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

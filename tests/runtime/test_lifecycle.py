@@ -55,6 +55,21 @@ def come_back(stage: Stage) -> None:
     stage.coordinator.bring_back()
 
 
+def dies_and_comes_again(stage: Stage, worker: int) -> None:
+    """Its next process has come to `prepare`."""
+    stage.crew.gone(worker, KILLED)
+    told(stage)
+    come_back(stage)
+    stage.crew.hear(worker, OFFER)
+    told(stage)
+
+
+def told(stage: Stage) -> None:
+    """The machine is told of all that has happened."""
+    while stage.run_state.happened:
+        stage.run_state.tell(stage.run_state.happened.popleft())
+
+
 def finish(stage: Stage, step: int) -> None:
     """Worker 0 has computed that step, and its update has not arrived."""
     stage.coordinator.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
@@ -96,32 +111,26 @@ def test_a_worker_that_differs_from_the_lowest_ends_the_run(tmp_path: Path) -> N
 
 
 def test_if_the_worker_that_forks_the_store_dies_another_one_does(tmp_path: Path) -> None:
-    stage = gathered(Stage(tmp_path, workers=2))
+    stage = gathered(Stage(tmp_path, workers=3))
+    stage.crew.gone(2, KILLED)
+    assert stage.crew.take() == [], "while one sets up the store no other is told to"
     stage.crew.gone(0, KILLED)
     assert stage.crew.take() == [(1, "ForkStore")]
     stage.loop.hear("the store", READY)
     assert stage.crew.take() == [(1, "Begin")]
 
 
-def test_a_worker_that_dies_while_the_store_is_set_up_and_comes_back_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_worker_that_dies_while_the_store_is_set_up_and_comes_back_is_waited_for(forks: bool, tmp_path: Path) -> None:
+    """If it forks the store, the next store is forked after that."""
     stage = gathered(Stage(tmp_path, workers=2, restart=1))
-    stage.crew.gone(1, KILLED)
-    stage.loop.hear("the store", READY)
+    stage.crew.gone(0 if forks else 1, KILLED)
+    if not forks:
+        stage.loop.hear("the store", READY)
     come_back(stage)
-    assert stage.crew.take() == [(1, "Start")]
-    stage.crew.hear(1, OFFER)
-    assert stage.crew.take() == [(0, "Begin"), (1, "Begin")]
-
-
-def test_if_the_worker_that_forks_the_store_dies_and_comes_back_the_next_store_is_forked_after_that(
-    tmp_path: Path,
-) -> None:
-    stage = gathered(Stage(tmp_path, workers=2, restart=1))
-    stage.crew.gone(0, KILLED)
-    assert stage.crew.take() == []
-    come_back(stage)
-    stage.crew.hear(0, OFFER)
-    assert stage.crew.take() == [(0, "Start"), (0, "ForkStore")]
+    assert stage.crew.take() == [(0 if forks else 1, "Start")]
+    stage.crew.hear(0 if forks else 1, OFFER)
+    assert stage.crew.take() == ([(0, "ForkStore")] if forks else [(0, "Begin"), (1, "Begin")])
 
 
 def test_a_worker_that_can_not_be_started_again_holds_nobody_up(
@@ -149,14 +158,6 @@ def test_a_worker_that_dies_once_more_on_its_way_to_a_store_that_is_there_holds_
     assert stage.crew.take() == [(0, "Begin")]
 
 
-def test_while_a_worker_sets_up_the_store_no_other_is_told_to(tmp_path: Path) -> None:
-    stage = gathered(Stage(tmp_path, workers=3))
-    stage.crew.gone(2, KILLED)
-    assert stage.crew.take() == []
-    stage.loop.hear("the store", READY)
-    assert stage.crew.take() == [(0, "Begin"), (1, "Begin")]
-
-
 def test_a_script_that_ends_without_prepare_fails_the_run(tmp_path: Path) -> None:
     stage = Stage(tmp_path, workers=2)
     stage.coordinator.open()
@@ -166,14 +167,6 @@ def test_a_script_that_ends_without_prepare_fails_the_run(tmp_path: Path) -> Non
 
 
 def test_a_store_that_is_there_after_the_run_was_stopped_begins_nothing(tmp_path: Path) -> None:
-    stage = gathered(Stage(tmp_path))
-    stage.run_state.shutdown.interrupt(1, signal.SIGTERM)
-    stage.loop.hear("the store", READY)
-    assert list(stage.run_state.happened) == []
-    assert isinstance(stage.coordinator.phase, Gathering)
-
-
-def test_a_store_that_is_there_after_the_scripts_of_a_stopped_run_have_ended_begins_nothing(tmp_path: Path) -> None:
     stage = gathered(Stage(tmp_path))
     stage.run_state.shutdown.conclude()
     stage.crew.hear(0, messages.worker.ScriptEnded())
@@ -199,10 +192,9 @@ def test_training_begins_with_all_workers_that_are_there_at_time_zero(tmp_path: 
     stage.loop.pass_time(30.0)
     stage.loop.hear("the store", READY)
     assert stage.crew.take() == [(0, "Begin"), (1, "Begin")]
-    members = ((0, "worker-0", 0), (1, "worker-1", 0))
     (began,) = stage.run_state.happened
     assert isinstance(began, TrainingBegan)
-    assert [worker for worker, _, _ in began.members] == [worker for worker, _, _ in members]
+    assert [worker for worker, _, _ in began.members] == [0, 1]
     assert (began.at, stage.run_state.clock.at()) == (0.0, 0.0)
     assert isinstance(stage.coordinator.phase, Training)
 
@@ -252,13 +244,6 @@ def test_a_death_is_told_and_borne_or_ends_the_run(
     assert stage.run_state.shutdown.stopping == (error is not None)
 
 
-def test_of_the_last_worker_that_dies_it_is_not_said_that_others_go_on(tmp_path: Path) -> None:
-    stage = training(Stage(tmp_path, workers=2))
-    for worker in range(2):
-        stage.crew.gone(worker, KILLED)
-    assert [at for _, _, at in stage.output.died_of] == ["; the others go on", ""]
-
-
 def test_a_process_that_exits_well_though_its_script_could_not_tell_has_finished(tmp_path: Path) -> None:
     """By `os._exit(0)`, say."""
     stage = training(Stage(tmp_path))
@@ -266,17 +251,6 @@ def test_a_process_that_exits_well_though_its_script_could_not_tell_has_finished
     stage.crew.gone(0, 0)
     assert stage.output.died_of == []
     assert list(stage.run_state.happened) == [WorkerLeft(worker=0, reason="finished", at=0.0)]
-
-
-@pytest.mark.parametrize(("on_divergence", "outcome"), [("stop", "diverged"), ("continue", "completed")])
-def test_a_number_that_is_not_finite_ends_the_run_or_is_only_said(
-    on_divergence: Any, outcome: str, tmp_path: Path
-) -> None:
-    stage = training(Stage(tmp_path, on_divergence=on_divergence))
-    stage.run_state.shutdown.diverge("a gradient is NaN")
-    assert stage.run_state.shutdown.outcome == outcome
-    said = "a gradient is NaN; going on (--on-divergence continue)"
-    assert (said in stage.output.lines) == (outcome == "completed")
 
 
 def test_a_store_that_fails_fails_the_run(tmp_path: Path) -> None:
@@ -328,11 +302,7 @@ def test_a_return_that_the_scenario_orders_is_none_of_the_restarts(tmp_path: Pat
 
 def test_a_worker_that_comes_to_its_first_step_as_the_run_is_stopped_takes_no_part(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path, workers=2, restart=1))
-    stage.crew.gone(1, KILLED)
-    stage.loop.pass_time(1.0)
-    stage.coordinator.bring_back()
-    stage.crew.hear(1, OFFER)
-    record(stage)
+    dies_and_comes_again(stage, 1)
     stage.run_state.shutdown.conclude()
     stage.crew.hear(1, messages.worker.Joins())
     assert [type(fact) for fact in stage.run_state.happened] == [WorkerLeft]
@@ -362,10 +332,7 @@ def test_a_worker_that_has_joined_and_was_stopped_before_the_machine_heard_of_th
     tmp_path: Path,
 ) -> None:
     stage = training(Stage(tmp_path, workers=2, restart=1))
-    stage.crew.gone(1, KILLED)
-    stage.loop.pass_time(1.0)
-    stage.crew.hear(1, OFFER)
-    record(stage)
+    dies_and_comes_again(stage, 1)
     stage.crew.hear(1, messages.worker.Joins())
     stage.run_state.shutdown.conclude()
     joined = stage.run_state.happened.popleft()
@@ -422,6 +389,7 @@ def test_a_run_whose_workers_have_all_died_has_failed(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path, workers=2))
     for worker in range(2):
         stage.crew.gone(worker, KILLED)
+    assert [at for _, _, at in stage.output.died_of] == ["; the others go on", ""]
     stage.run_state.happened.clear()
     assert not stage.coordinator.ended(), "its last version is being written"
     record = stage.loop.lines["the store"].sent[-1]
@@ -443,22 +411,13 @@ def test_a_run_that_is_to_end_at_once_waits_for_no_version(tmp_path: Path) -> No
 # --- workers that come back
 
 
-def told(stage: Stage) -> None:
-    """The machine is told of all that has happened."""
-    while stage.run_state.happened:
-        stage.run_state.tell(stage.run_state.happened.popleft())
-
-
 def test_no_process_begins_before_the_machine_was_told_how_the_last_one_ended(tmp_path: Path) -> None:
     """That the last one had joined is not said of the next one, which has not even begun."""
     stage = gathered(Stage(tmp_path, workers=2, restart=2))
     stage.loop.hear("the store", READY)
     told(stage)
-    stage.crew.gone(1, KILLED)
-    told(stage)
-    come_back(stage)
+    dies_and_comes_again(stage, 1)
     assert stage.crew.started == [1]
-    stage.crew.hear(1, OFFER)
     stage.crew.hear(1, messages.worker.Joins())
     stage.crew.gone(1, KILLED)
     stage.crew.take()
@@ -475,10 +434,7 @@ def test_a_worker_that_came_back_packs_for_snapshots_only_once_a_gradient_of_it_
     """Until then it may lack what others hand over to it."""
     stage = gathered(Stage(tmp_path, workers=2, restart=1, checkpoint=1))
     stage.loop.hear("the store", READY)
-    stage.crew.gone(1, KILLED)
-    told(stage)
-    come_back(stage)
-    stage.crew.hear(1, OFFER)
+    dies_and_comes_again(stage, 1)
     stage.crew.hear(1, messages.worker.Joins())
     told(stage)
     stage.crew.take()

@@ -92,13 +92,8 @@ def test_a_limit_ends_a_run_gently_and_completes_it(
     ("given", "happens"),
     [
         ({"max_steps": 4}, lambda run: run.shutdown.stepped(3)),
-        ({}, lambda run: run.shutdown.stepped(1_000_000)),
-        ({}, lambda run: run.shutdown.begin()),
+        ({}, lambda run: (run.shutdown.stepped(1_000_000), run.shutdown.begin())),
         ({"targets": (Target.parse("accuracy>=0.9"),)}, lambda run: run.shutdown.evaluated({"accuracy": 1.0})),
-        (
-            {"targets": (Target.parse("accuracy>=0.9"), Target.parse("loss<=1")), "stop_at_target": True},
-            lambda run: run.shutdown.evaluated({"accuracy": 1.0, "loss": 2.0}),
-        ),
     ],
 )
 def test_a_limit_that_is_not_reached_or_not_set_ends_nothing(
@@ -155,19 +150,12 @@ def test_a_script_with_a_handler_gets_the_signal_and_goes_on_after_its_loops(
     number: signal.Signals, others: tuple[bool, bool], grace: float
 ) -> None:
     run = Run()
+    run.members[0].handles = frozenset({signal.SIGUSR1})
     run.members[1].handles = frozenset({number})
     run.shutdown.interrupt(1, number)
     assert run.signalled == [(1, number)]
     assert run.stopped == [(0, *others), (1, *GENTLY)]
     assert [seconds for seconds, _ in run.timers] == [grace]
-
-
-def test_a_handler_for_another_signal_changes_nothing() -> None:
-    run = Run()
-    run.members[1].handles = frozenset({signal.SIGUSR1})
-    run.shutdown.interrupt(1, signal.SIGTERM)
-    assert run.signalled == []
-    assert run.stopped == told(AT_ONCE)
 
 
 def test_the_second_signal_ends_every_process_at_once() -> None:
@@ -192,17 +180,12 @@ def test_a_signal_after_a_limit_shortens_the_time_that_scripts_have() -> None:
     assert run.stopped == told(GENTLY), "they are told once"
 
 
-def test_no_signal_changes_nothing() -> None:
-    run = Run()
-    run.shutdown.interrupt(0, signal.SIGTERM)
-    assert (run.shutdown.outcome, run.said) == ("completed", [])
-
-
 def test_what_a_run_failed_of_first_is_its_error() -> None:
     run = Run()
     run.shutdown.refuse("it can't be done")
     run.shutdown.fail("a worker died")
     run.shutdown.diverge("a gradient is NaN")
+    run.shutdown.interrupt(1, signal.SIGTERM)
     assert (run.shutdown.outcome, run.shutdown.error) == ("failed", "it can't be done")
     assert run.shutdown.usage_error == "it can't be done"
     run.shutdown.break_off("the ledger can't be written")
@@ -233,17 +216,14 @@ def test_workers_are_told_to_stop_once_what_comes_before_is_done() -> None:
     assert len(run.stopped) == 2
 
 
-@pytest.mark.parametrize("again", ["interrupted", "failed", "killed"])
-def test_a_run_that_is_stopped_once_more_waits_for_nothing(again: str) -> None:
+@pytest.mark.parametrize(
+    "again", [lambda ending: ending.interrupt(1, signal.SIGINT), lambda ending: ending.fail("a disk is full")]
+)
+def test_a_run_that_is_stopped_once_more_waits_for_nothing(again: Callable[[Shutdown], None]) -> None:
     run = Run()
     run.before = lambda go_on: None
     run.shutdown.conclude()
-    if again == "interrupted":
-        run.shutdown.interrupt(1, signal.SIGINT)
-    elif again == "failed":
-        run.shutdown.fail("a disk is full")
-    else:
-        run.shutdown.interrupt(2, signal.SIGTERM)
+    again(run.shutdown)
     assert run.stopped == told(GENTLY)
 
 

@@ -1,4 +1,4 @@
-"""Links between the hosts of a run that break, stall and delay: what agents dial in the head's place.
+"""Links between the hosts of a run that break and delay: what agents dial in the head's place.
 
 Each host's link passes on what both sides say, in a thread of the test. So connections are cut where bytes are, and the
 run itself is as it always is.
@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,6 @@ KINDS: tuple[Kind, Kind] = ("control", "data")
 WAYS: tuple[Way, Way] = ("to the head", "to the host")
 MOST = 1 << 20
 """Bytes that wait in one direction of a connection."""
-LONG = 60.0  # seconds: nothing that a test waits for takes as long
 RESET = struct.pack("ii", 1, 0)
 
 FIRST = """
@@ -49,7 +48,6 @@ emulated.agent = agent
 class _Way:
     """One direction of a connection."""
 
-    way: Way
     source: socket.socket
     target: socket.socket
     left: int | None
@@ -68,7 +66,6 @@ class _Way:
 class _Connection:
     """A connection of an agent, and the one to the head that it stands for."""
 
-    kind: Kind
     ways: tuple[_Way, _Way]
 
     def cut(self) -> None:
@@ -83,7 +80,6 @@ class Link:
 
     def __init__(self, folder: Path, host: str) -> None:
         """`folder`: where agents write what they would dial."""
-        self.host = host
         self.made = dict.fromkeys(KINDS, 0)
         """Connections that the host has made."""
         self.cuts = 0
@@ -93,8 +89,7 @@ class Link:
         self.limit: Callable[[Kind], tuple[Way, int] | None] = lambda kind: None
         """After how many bytes, and which way, a new connection is cut."""
         self._address = folder / host
-        self._blocked: set[Kind] = set()
-        self._stalled: set[tuple[Kind, Way]] = set()
+        self._blocked = False
         self._lock = threading.RLock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._connections: list[_Connection] = []
@@ -110,35 +105,12 @@ class Link:
 
     # --- what happens to it -------------------------------------------------------------------------
 
-    def cut(self, kinds: Iterable[Kind] = KINDS) -> None:
-        """Cut these connections. The host may connect again."""
+    def block(self) -> None:
+        """Cut all connections, and all that the host makes from now on."""
         with self._lock:
-            for one in [one for one in self._connections if one.kind in kinds]:
+            self._blocked = True
+            for one in list(self._connections):
                 self._cut(one)
-
-    def block(self, kinds: Iterable[Kind] = KINDS) -> None:
-        """Cut these connections, and all that the host makes from now on."""
-        with self._lock:
-            self._blocked |= set(kinds)
-            self.cut(kinds)
-
-    def stall(self, kinds: Iterable[Kind] = KINDS, ways: Iterable[Way] = WAYS) -> None:
-        """Pass on nothing of these connections, present ones and new ones. Nobody is told."""
-        with self._lock:
-            self._stalled |= {(kind, way) for kind in kinds for way in ways}
-
-    def mend(self) -> None:
-        """Let all pass that is blocked or stalled. What waited goes on."""
-        with self._lock:
-            self._blocked.clear()
-            self._stalled.clear()
-
-    def await_made(self, kind: Kind, more: int) -> None:
-        """Wait until the host has made so many more connections."""
-        wanted, deadline = self.made[kind] + more, time.monotonic() + LONG
-        while self.made[kind] < wanted:
-            assert time.monotonic() < deadline, f"host {self.host} has made no {more} more connections for {kind}"
-            time.sleep(0.002)
 
     def close(self) -> None:
         """Pass on nothing any more."""
@@ -153,9 +125,8 @@ class Link:
         while not self._over:
             with self._lock:
                 ways = [(one, way) for one in self._connections for way in one.ways]
-                flowing = [(one, way) for one, way in ways if (one.kind, way.way) not in self._stalled]
-                reads = [way.source for _, way in flowing if way.room]
-                due = [way for _, way in flowing if way.waiting and way.waiting[0][0] <= time.monotonic()]
+                reads = [way.source for _, way in ways if way.room]
+                due = [way for _, way in ways if way.waiting and way.waiting[0][0] <= time.monotonic()]
                 writes = [way.target for way in due]
             try:
                 readable, writable, _ = select.select([self._listener, *reads], writes, [], 0.002)
@@ -164,7 +135,7 @@ class Link:
             with self._lock:
                 if self._listener in readable:
                     self._accept()
-                for one, way in flowing:
+                for one, way in ways:
                     if one in self._connections and way.source in readable:
                         self._receive(one, way)
                     if one in self._connections and way.target in writable:
@@ -176,7 +147,7 @@ class Link:
             end.close()
             return
         self.made[kind] += 1
-        if kind in self._blocked:
+        if self._blocked:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             end.close()
             self.cuts += 1
@@ -190,9 +161,9 @@ class Link:
             one.setblocking(False)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limit = dict([drawn]) if (drawn := self.limit(kind)) else {}
-        there = _Way("to the head", end, head, limit.get("to the head"))
-        back = _Way("to the host", head, end, limit.get("to the host"))
-        self._connections.append(_Connection(kind, (there, back)))
+        there = _Way(end, head, limit.get("to the head"))
+        back = _Way(head, end, limit.get("to the host"))
+        self._connections.append(_Connection((there, back)))
 
     def _receive(self, one: _Connection, way: _Way) -> None:
         try:

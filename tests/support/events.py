@@ -88,3 +88,11 @@ def await_stop(process: int) -> None:
     while (state := Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]) != "T":
         assert time.monotonic() < deadline, f"process {process} is not stopped; its state is {state}"
         time.sleep(0.001)
+
+
+def await_file(path: Path) -> None:
+    """Wait until there is such a file."""
+    deadline = time.monotonic() + LONG
+    while not path.exists():
+        assert time.monotonic() < deadline, f"there is no {path} in {LONG} s"
+        time.sleep(0.005)

@@ -13,7 +13,7 @@ Each is one of the host where this is executed."""
 
 MOMENTS = {
     "hosts are told to train": ("paceline.host.other_hosts", "OtherHosts", "begin"),
-    "this host fetches what training begins with": ("paceline.host.host", "Host", "_fetch_beginning"),
+    "this host fetches what training begins with": ("paceline.host.training_start", "TrainingStart", "_fetch"),
     "a snapshot begins": ("paceline.host.cluster", "Cluster", "keep"),
     "the run closes": ("paceline.coordinator.lifecycle", "Closing", "go_on"),
     "a worker is told to fork": ("paceline.host.workers", "Workers", "send"),

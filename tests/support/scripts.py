@@ -110,3 +110,32 @@ def functions_of(script: str) -> SimpleNamespace:
     names: dict[str, Any] = {"__name__": "twin"}
     exec(compile(script, "twin", "exec"), names)
     return SimpleNamespace(**names)
+
+
+MEETING = """
+from pathlib import Path
+THERE = Path(__file__).parent
+
+def touch(name, text=""):
+    new = THERE / f"new-{name}-{os.getpid()}"
+    new.write_text(text)
+    new.rename(THERE / name)
+
+def there(name):
+    return (THERE / name).exists()
+
+def wait(name):
+    while not there(name):
+        time.sleep(0.005)
+"""
+
+
+def that_meets(inside: str, *, prepared: str = "", first: str = "") -> str:
+    """`that_draws`, of which one may say `touch(name, text)`, `there(name)` and `wait(name)`: files beside the script.
+
+    `prepared` comes once all is prepared, and `first` before all else. Its loop goes on where a worker comes back.
+    """
+    script = that_draws(inside).replace("epochs=2,", "epochs=2, keep={'scheduler': scheduler},")
+    script = script.replace("in range(2)", "in paceline.epochs(2)")
+    script = script.replace("step = 0\n", f"me, step = paceline.worker(), 0\n{dedent(prepared)}\n", 1)
+    return script.replace("torch.manual_seed(3)", f"{MEETING}\n{first}\ntorch.manual_seed(3)", 1)
