@@ -1,33 +1,20 @@
-"""A join, a departure, a return and a pause at every point of random histories, and what is compared to the letter."""
+"""A join, a departure, a return and a pause at every point of random histories."""
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Literal
 
 import pytest
 
-from paceline.core.choice import Choice, choose
-from paceline.core.facts import Fact, StepDeclined, TrainingBegan
-from paceline.core.orders import Order
-from paceline.protocols import registry
-from protocols.test_conformance import CHOICES as WITH_SETTINGS
-from support.plain_state import restored, to_plain
+from paceline.core.choice import Choice
+from paceline.core.facts import Fact, StepDeclined
+from protocols.test_conformance import CHOICES
 from support.seeds import each_seed
 from support.tables import joined, left, paused, resumed
-from support.walk import World, history, wander
-
-CHOICES = [choose(text, registry()) for text in [*registry(), "ssp:bound=0"]]
-"""Every protocol; and the bound at which workers are held all the time."""
+from support.walk import World, wander
 
 NEWCOMER = 50
-
-TOLD = {
-    "parameter-server": ("WorkerJoined", "ParametersTaken", "UpdateArrived"),
-    "decentralized": ("WorkerJoined", "ReplicaCopied", "ReduceFinished", "ReduceFailed"),
-}
-"""What only that family's histories hold."""
 
 
 Story = list[tuple[Literal["leaves", "comes", "pauses", "resumes"], int]]
@@ -84,41 +71,14 @@ def _fact(world: World, what: str, worker: int) -> Fact:
             return resumed(worker, at=world.now)
 
 
-@pytest.mark.parametrize("choice", WITH_SETTINGS, ids=str)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
 @each_seed(range(2))
 def test_a_join_a_departure_a_return_and_a_pause_are_survived(choice: Choice, seed: int) -> None:
     survives(choice, seed, steps=2)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("choice", WITH_SETTINGS, ids=str)
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
 @each_seed(range(5))
 def test_so_they_are_in_longer_histories(choice: Choice, seed: int) -> None:
     survives(choice, seed, steps=4)
-
-
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-@each_seed(range(10))
-def test_a_machine_restored_at_every_point_gives_the_same_orders_for_the_same_reasons(
-    choice: Choice, seed: int
-) -> None:
-    machine = choice.machine()
-    for fact, orders in history(choice, seed):
-        state = json.dumps(to_plain(machine), allow_nan=False)
-        machine = restored(choice.machine(), json.loads(state))
-        assert json.dumps(to_plain(machine)) == state  # dictionaries in their order
-        assert _reasoned(machine.handle(fact)) == _reasoned(orders)
-
-
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_histories_begin_with_training_and_hold_joins_and_departures(choice: Choice) -> None:
-    """What the other tests rest on: that the histories are not empty of what they are to try."""
-    facts = [fact for seed in range(30) for fact, _ in history(choice, seed)]
-    kinds = {type(fact).__name__ for fact in facts}
-    assert isinstance(facts[0], TrainingBegan)
-    assert {"WorkerLeft", "StepDeclined", "WorkerResumed", *TOLD[choice.spec.family]} <= kinds
-
-
-def _reasoned(orders: tuple[Order, ...]) -> list[tuple[Order, object]]:
-    """Orders that differ also when only their reasons do."""
-    return [(order, order.why) for order in orders]

@@ -137,25 +137,17 @@ def test_a_random_history_with_deaths_joins_and_pauses_comes_to_its_end(choice: 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 @each_seed(range(10))
-def test_the_same_facts_bring_the_same_orders(choice: Choice, seed: int) -> None:
+def test_a_machine_restored_at_every_point_gives_the_same_orders_for_the_same_reasons(
+    choice: Choice, seed: int
+) -> None:
     begun, chance = world(choice, seed)
-    history = list(wander(begun, chance))
-    once_more, _ = world(choice, seed)
-    for fact, orders in history:
-        assert once_more.machine.handle(fact) == orders
-    assert once_more.machine == begun.machine
-
-
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-@each_seed(range(5))
-def test_a_machine_restored_from_json_makes_the_same_decisions(choice: Choice, seed: int) -> None:
-    begun, chance = world(choice, seed)
-    twin = begun.machine
+    machine = choice.machine()
     for fact, orders in wander(begun, chance):
-        if twin is not begun.machine:
-            assert twin.handle(fact) == orders
-        twin = restored(choice.machine(), json.loads(json.dumps(to_plain(begun.machine))))
-        assert twin == begun.machine
+        state = json.dumps(to_plain(machine), allow_nan=False)
+        machine = restored(choice.machine(), json.loads(state))
+        assert json.dumps(to_plain(machine)) == state  # dictionaries in their order
+        answer = machine.handle(fact)
+        assert [(order, order.why) for order in answer] == [(order, order.why) for order in orders]
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

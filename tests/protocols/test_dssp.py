@@ -18,7 +18,7 @@ from paceline.scenario.scenario import Scenario, Slowdown
 from protocols.twins import Ssp
 from support.seeds import each_seed
 from support.virtual_time import played
-from support.walk import World, history, walk, wander
+from support.walk import World, walk, wander
 
 # The controller
 
@@ -67,32 +67,6 @@ def test_the_controller_agrees_with_looking_at_all_pairs(seed: int) -> None:
         assert steps == by_all_pairs(fast_at, fast_interval, slow_at, slow_interval, most)
         stop = fast_at + steps * fast_interval
         assert wait == min(abs(slow_at + (k + 1) * slow_interval - stop) for k in range(most + 1))
-
-
-# What it coincides with
-
-
-@pytest.mark.parametrize("bound", [0, 1, 3])
-@pytest.mark.parametrize("settings", ["cap=true", "cap=false,counting=literal"])
-def test_with_lower_as_upper_it_is_ssp(bound: int, settings: str) -> None:
-    """The same facts cause the same orders: releases, holds and all."""
-    ssp = choose(f"ssp:bound={bound}", registry())
-    text = f"dssp:lower={bound},upper={bound},{settings}"
-    holds = 0
-    for seed in range(60):
-        machine = choose(text, registry()).machine()
-        world = World.of(ssp, workers=3, steps=15, departures=1, joins=1)
-        for fact, orders in wander(world, random.Random(seed), turmoil=0.02):
-            assert machine.handle(fact) == orders, f"history {seed}: {fact}"
-            holds += any(isinstance(order, Hold) for order in orders)
-    assert holds > 60
-
-
-def test_with_a_lower_bound_beyond_reach_it_is_asp() -> None:
-    for seed in range(60):
-        machine = choose("dssp:lower=1000000000,upper=1000000000", registry()).machine()
-        for fact, orders in history(choose("asp", registry()), seed):
-            assert machine.handle(fact) == orders, f"history {seed}: {fact}"
 
 
 # Random histories

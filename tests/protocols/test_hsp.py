@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, UpdateArrived, WorkerLeft
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPush
+from paceline.core.orders import ApplyUpdate, Release, StartPush
 from paceline.protocols import registry
 from paceline.scenario.scenario import Network, Scenario
 from support.virtual_time import Played, played
@@ -24,19 +24,6 @@ VARIANTS = [
     )
     for broadcast in ("all", "order")
 ]
-
-
-@pytest.mark.parametrize("order", ["ready", "rank"])
-def test_without_idle_computing_versions_and_releases_are_bsps(order: str) -> None:
-    """So the weights are, too, bit for bit. What it orders besides are the turns of the transfers."""
-
-    def but_turns(orders: tuple[Order, ...]) -> list[Order]:
-        return [one for one in orders if isinstance(one, ApplyUpdate | Release | DropUpdate)]
-
-    for seed in range(100):
-        bsp = choose("bsp", registry()).machine()
-        for fact, orders in history(choose(f"hsp:idle=none,broadcast=all,order={order}", registry()), seed):
-            assert but_turns(bsp.handle(fact)) == but_turns(orders), f"history {seed}: {fact}"
 
 
 @pytest.mark.parametrize("text", VARIANTS)

@@ -8,11 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.machine import Machine
-from paceline.core.orders import ApplyUpdate, Order, Release, StartPush
+from paceline.core.facts import Fact
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, Release, StepReplica
 from paceline.protocols import registry
+from paceline.protocols.all_reduce import Config
+from paceline.protocols.all_reduce import Machine as AllReduce
 from protocols.twins import Asp, Bsp, Ssp, Twin
-from support.walk import World, history, wander
+from support.seeds import each_seed
+from support.tables import arrived, averaged, began, declined, left, ready
+from support.walk import history
 
 TWINS: dict[str, Callable[[], Twin]] = {
     "bsp": Bsp,
@@ -21,10 +25,6 @@ TWINS: dict[str, Callable[[], Twin]] = {
     "ssp:bound=1": lambda: Ssp(bound=1),
     "ssp:bound=3": lambda: Ssp(bound=3),
 }
-
-
-def fresh(text: str) -> Machine:
-    return choose(text, registry()).machine()
 
 
 def compare(text: str, seeds: range) -> None:
@@ -46,24 +46,73 @@ def test_the_machine_answers_as_its_obvious_twin_in_thousands_of_histories(text:
     compare(text, range(100, 5_000))
 
 
-def test_ssp_without_a_bound_is_asp() -> None:
-    """The same facts cause the same versions and the same releases."""
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("ssp:bound=1000000000", "asp"),
+        ("dssp:lower=1000000000,upper=1000000000", "asp"),
+        ("dssp:lower=0,upper=0", "ssp:bound=0"),
+        ("dssp:lower=1,upper=1,cap=false,counting=literal", "ssp:bound=1"),
+        ("sync-switch:switch_at=0,rescale=none", "asp"),
+        ("sync-switch:switch_at=1,rescale=none", "bsp"),
+    ],
+)
+def test_at_the_ends_of_its_parameters_a_protocol_gives_another_one_s_orders(text: str, plain: str) -> None:
+    """Releases, holds and all."""
     for seed in range(100):
-        unbounded = fresh("ssp:bound=1000000000")
-        for fact, orders in history(choose("asp", registry()), seed):
-            assert unbounded.handle(fact) == orders, f"history {seed}: {fact}"
+        machine = choose(text, registry()).machine()
+        for fact, orders in history(choose(plain, registry()), seed):
+            assert machine.handle(fact) == orders, f"history {seed}: {fact}"
 
 
-@pytest.mark.parametrize("text", TWINS)
-def test_one_worker_under_any_protocol_is_plain_training(text: str) -> None:
-    """Step k is computed on version k and makes version k + 1 alone, at full weight; nothing waits."""
-    world = World.of(choose(text, registry()), workers=1, steps=10)
-    orders = [order for _, orders in wander(world, random.Random(0)) for order in orders]
-    expected: list[Order] = [Release(worker=0, step=0, version=0)]
-    for step in range(10):
-        expected += [
-            StartPush(worker=0, step=step),
-            ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)),
-            Release(worker=0, step=step + 1, version=step + 1),
-        ]
-    assert orders == expected
+@pytest.mark.parametrize("order", ["ready", "rank"])
+def test_without_idle_computing_versions_and_releases_of_hsp_are_bsps(order: str) -> None:
+    """So the weights are, too, bit for bit. What it orders besides are the turns of the transfers."""
+
+    def but_turns(orders: tuple[Order, ...]) -> list[Order]:
+        return [one for one in orders if isinstance(one, ApplyUpdate | Release | DropUpdate)]
+
+    for seed in range(100):
+        bsp = choose("bsp", registry()).machine()
+        for fact, orders in history(choose(f"hsp:idle=none,broadcast=all,order={order}", registry()), seed):
+            assert but_turns(bsp.handle(fact)) == but_turns(orders), f"history {seed}: {fact}"
+
+
+@each_seed(range(50))
+def test_all_reduce_makes_bsps_contributions_in_the_same_history(seed: int) -> None:
+    """To the last bit, on the same versions; workers have more or less data, and may die computing."""
+    chance = random.Random(seed)
+    workers = range(chance.randrange(1, 6))
+    ours, theirs = AllReduce(Config()), choose("bsp", registry()).machine()
+    last = [chance.randrange(1, 8) for _ in workers]
+    counted = chance.random() < 0.7
+    computing = [(worker, 0, 0) for worker in workers]
+    ours.handle(began(*workers))
+    theirs.handle(began(*workers))
+    rounds = 0
+    while computing:
+        worker, step, version = computing.pop(chance.randrange(len(computing)))
+        facts: list[Fact] = [ready(worker, step, version, samples=chance.randrange(1, 9) if counted else None)]
+        if step >= last[worker]:
+            facts = [chance.choice([declined(worker, step), left(worker), left(worker, "finished")])]
+        averaging = [order for fact in facts for order in ours.handle(fact)]
+        made = [order.contributions for order in averaging if isinstance(order, Reduce)]
+        made += [((order.worker, order.step, 1.0),) for order in averaging if isinstance(order, StepReplica)]
+        following = [*averaging, *(order for _ in made for order in _end(ours))]
+        if step < last[worker]:
+            facts.append(arrived(worker, step))
+        wanted = [order for fact in facts for order in theirs.handle(fact)]
+        assert made == [order.contributions for order in wanted if isinstance(order, ApplyUpdate)]
+        assert _releases(following) == _releases(wanted)
+        computing += _releases(following)
+        rounds += len(made)
+    assert rounds == max(last)
+
+
+def _end(machine: AllReduce) -> list[Order]:
+    """The group that averages, if any, is through."""
+    return [order for group in list(machine.replicas.groups) for order in machine.handle(averaged(group))]
+
+
+def _releases(orders: list[Order]) -> list[tuple[int, int, int]]:
+    return [(order.worker, order.step, order.version) for order in orders if isinstance(order, Release)]

@@ -139,6 +139,7 @@ class ReplicaWorld(World):
         """Facts that cannot be true now: a few of each kind for every worker and group."""
         at = self.now
         yield ReduceFinished(group=self.used, at=at)
+        yield ReduceFailed(group=self.used, lost=(0,), at=at)
         yield ReplicaCopied(source=0, worker=STRANGER, at=at)
         if not self.began:
             yield WorkerJoined(worker=STRANGER, host="host", step=0, at=at)
@@ -172,6 +173,9 @@ class ReplicaWorld(World):
             yield WorkerLeft(worker=worker, reason="died", at=at)
             yield WorkerResumed(worker=worker, at=at)
             yield GradientReady(worker=worker, step=step, version=0, samples=1, at=at)
+            yield StepDeclined(worker=worker, step=step, at=at)
+            yield UpdateArrived(worker=worker, step=step, at=at)
+            yield ParametersTaken(worker=worker, version=0, at=at)
         for group in self.broken:
             yield ReduceFinished(group=group, at=at)
         for group, order in self.groups.items():

@@ -21,6 +21,9 @@ from paceline.core.facts import (
     Fact,
     GradientReady,
     ParametersTaken,
+    ReduceFailed,
+    ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
@@ -282,7 +285,13 @@ class World:
             yield WorkerLeft(worker=worker, reason="died", at=at)
             yield WorkerResumed(worker=worker, at=at)
             yield GradientReady(worker=worker, step=step, version=self.version, samples=1, at=at)
+            yield StepDeclined(worker=worker, step=step, at=at)
             yield UpdateArrived(worker=worker, step=step, at=at)
+            yield ParametersTaken(worker=worker, version=self.version, at=at)
+        # Where a parameter server has the parameters, there are no replicas.
+        yield ReduceFinished(group=0, at=at)
+        yield ReduceFailed(group=0, lost=(STRANGER,), at=at)
+        yield ReplicaCopied(source=0, worker=1, at=at)
 
     def refuse_the_impossible(self) -> None:
         """Fail unless the machine raises ProtocolViolation for each of these, and is then as before."""
@@ -290,7 +299,9 @@ class World:
         for fact in self.impossible():
             try:
                 self.machine.handle(fact)
-            except ProtocolViolation:
+            except ProtocolViolation as violation:
+                if violation.fact is not fact:
+                    raise Broken(f"{fact} was refused, but the violation names {violation.fact}") from None
                 continue
             raise Broken(f"accepted {fact}")
         if frozen(self.machine) != before:
