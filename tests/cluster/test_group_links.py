@@ -38,13 +38,9 @@ def own(scenario: Scenario, workers: int = 4) -> GroupLinks:
     return of
 
 
-# Closed forms
-
-
 @pytest.mark.parametrize(
     ("nodes", "members", "speed"),
     [
-        ("aaaa", (0, 1, 2, 3), MEMORY),
         ("aabb", (2, 3), MEMORY),
         ("abcd", (0, 1, 2, 3), LINK),
         ("aabb", (1, 2), LINK),
@@ -66,62 +62,6 @@ def test_each_member_sends_all_but_its_own_piece_twice_in_whole_bytes(members: i
     assert ring_bytes(members, message) == size
 
 
-def test_two_averages_at_once_that_meet_on_a_link_have_half_of_it_each() -> None:
-    of = links("aabb")
-    of.begin(0, (0, 2), 100, 0.0)
-    of.begin(1, (1, 3), 100, 0.0)
-    assert ends(of) == {0: 4.0, 1: 4.0}
-
-
-def test_averages_share_only_while_they_overlap() -> None:
-    """0 has 50 bytes by second 1. Then both have 25 a second until 0 is over at 3, and 1 has its other 50 alone."""
-    of = links("aabb")
-    of.begin(0, (0, 2), 100, 0.0)
-    of.begin(1, (1, 3), 100, 1.0)
-    assert ends(of) == {0: 3.0, 1: 4.0}
-
-
-def test_averages_on_the_same_node_share_its_memory_and_others_do_not() -> None:
-    of = links("aaaabb")
-    of.begin(0, (0, 1), 100, 0.0)
-    of.begin(1, (2, 3), 100, 0.0)
-    of.begin(2, (4, 5), 100, 0.0)
-    assert ends(of) == {2: 0.5, 0: 1.0, 1: 1.0}
-
-
-def test_averages_within_a_node_do_not_disturb_those_on_its_link() -> None:
-    of = links("aaab")
-    of.begin(0, (0, 1), 100, 0.0)
-    of.begin(1, (2, 3), 100, 0.0)
-    assert ends(of) == {0: 0.5, 1: 2.0}
-
-
-def test_an_average_goes_at_the_pace_of_its_busiest_link() -> None:
-    """Three meet on node a. The last one meets only one of them, on node b: it has half of that link, and no more."""
-    of = links("aaabbcd")
-    of.begin(0, (0, 3), 100, 0.0)  # a and b
-    of.begin(1, (1, 5), 100, 0.0)  # a and c
-    of.begin(2, (2, 6), 100, 0.0)  # a and d
-    of.begin(3, (4, 6), 50, 0.0)  # b and d
-    assert ends(of) == {3: 2.0, 0: 6.0, 1: 6.0, 2: 6.0}
-
-
-def test_latencies_do_not_keep_a_link_busy() -> None:
-    """0 has left the links at second 2, and ends 1.5 later; 1 has them for itself from second 2 on."""
-    of = links("aabb", latency=0.75)
-    of.begin(0, (0, 2), 100, 0.0)
-    of.begin(1, (1, 3), 100, 2.0)
-    assert ends(of) == {0: 3.5, 1: 5.5}
-
-
-def test_a_group_of_fewer_that_leaves_later_may_end_sooner() -> None:
-    """Four members have six latencies behind their last byte, two have two."""
-    of = links("abcdef", latency=1.0)
-    of.begin(0, (0, 1, 2, 3), 50, 0.0)
-    of.begin(1, (4, 5), 100, 0.0)
-    assert list(ends(of).items()) == [(1, 4.0), (0, 7.0)]
-
-
 def test_averages_that_end_at_one_instant_come_in_the_order_of_their_groups() -> None:
     of = links("abcd")
     of.begin(9, (0, 1), 100, 0.0)
@@ -141,37 +81,27 @@ def test_asking_early_changes_nothing_and_asking_late_gives_the_same_times() -> 
     assert ends(late) == {0: 2.0, 1: 4.5}
 
 
-# What a scenario says
-
-
 def test_without_a_bandwidth_or_a_latency_nothing_is_paced() -> None:
     assert GroupLinks.of(Scenario(), 4) is None
     assert GroupLinks.of(Scenario(network=Network(message=100, commit=1.0)), 4) is None
 
 
 @pytest.mark.parametrize(
-    ("given", "between"),
+    ("given", "speeds"),
     [
-        ({"between_nodes": 7.0, "bandwidth": 5.0, "worker_bandwidth": 3.0}, 7.0),
-        ({"bandwidth": 5.0}, 5.0),
-        ({"bandwidth": 5.0, "servers": 4}, 5.0),
-        ({"worker_bandwidth": 3.0}, 3.0),
-        ({"bandwidth": 5.0, "worker_bandwidth": 3.0}, 3.0),
-        ({"latency": 0.5}, math.inf),
+        ({"between_nodes": 7.0, "bandwidth": 5.0, "worker_bandwidth": 3.0}, (7.0, 7.0, math.inf)),
+        ({"between_nodes": 8.0, "mixed": 4.0, "within_nodes": 80.0}, (8.0, 4.0, 80.0)),
+        ({"bandwidth": 5.0, "servers": 4}, (5.0, 5.0, math.inf)),
+        ({"worker_bandwidth": 3.0}, (3.0, 3.0, math.inf)),
+        ({"bandwidth": 5.0, "worker_bandwidth": 3.0}, (3.0, 3.0, math.inf)),
+        ({"latency": 0.5}, (math.inf, math.inf, math.inf)),
     ],
 )
 def test_a_node_s_link_is_as_fast_as_the_store_s_or_a_worker_s_own_unless_the_scenario_says_more(
-    given: dict[str, float], between: float
+    given: dict[str, float], speeds: tuple[float, float, float]
 ) -> None:
-    network = Network(message=100, **given)  # type: ignore[arg-type]
-    for nodes in (1, 2, 4):
-        of = own(Scenario(nodes=nodes, network=network))
-        assert (of.between, of.mixed, of.within) == (between, between, math.inf)
-
-
-def test_mixed_groups_have_a_speed_of_their_own_if_it_is_given() -> None:
-    of = own(Scenario(nodes=2, network=Network(between_nodes=8.0, mixed=4.0, within_nodes=80.0)))
-    assert (of.within, of.between, of.mixed) == (80.0, 8.0, 4.0)
+    of = own(Scenario(nodes=2, network=Network(message=100, **given)))  # type: ignore[arg-type]
+    assert (of.between, of.mixed, of.within) == speeds
 
 
 def test_workers_are_nodes_of_their_own_where_nothing_is_said_of_nodes() -> None:
@@ -186,7 +116,6 @@ def test_workers_are_nodes_of_their_own_where_nothing_is_said_of_nodes() -> None
     [
         (1, {"bandwidth": 5.0}, ("each worker", "as fast as the store's", "within_nodes")),
         (2, {"bandwidth": 5.0}, ("each node", "as fast as the store's", "between_nodes")),
-        (1, {"bandwidth": 5.0, "worker_bandwidth": 3.0}, ("each worker", "as fast as a worker's own")),
         (1, {"worker_bandwidth": 3.0}, ("each worker", "as fast as a worker's own")),
     ],
 )
@@ -208,9 +137,6 @@ def test_what_is_taken_for_granted_is_said(nodes: int, given: dict[str, float], 
 )
 def test_nothing_is_said_where_the_scenario_says_it_all(nodes: int, network: Network | None) -> None:
     assert assumed(Scenario(nodes=nodes, network=network), "ripples") is None
-
-
-# The twin
 
 
 @dataclass

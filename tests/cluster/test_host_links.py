@@ -40,53 +40,11 @@ TABLE: dict[str, tuple[dict[str, float], list[Begun], list[float]]] = {
     # bandwidths, what begins, when each ends
     "no bandwidth given": ({"a": INF, "b": INF}, [("a", "b", 100, 2.0)], [2.0]),
     "no byte": ({"a": 1.0, "b": 1.0}, [("a", "b", 0, 2.0)], [2.0]),
-    "n to one host share its way in": (
-        {"h": 90.0, "a": 90.0, "b": 90.0, "c": 90.0},
-        [("a", "h", 90, 0.0), ("b", "h", 90, 0.0), ("c", "h", 90, 0.0)],
-        [3.0, 3.0, 3.0],
-    ),
-    "n from one host share its way out": (
-        {"h": 90.0, "a": 90.0, "b": 90.0},
-        [("h", "a", 90, 0.0), ("h", "b", 90, 0.0)],
-        [2.0, 2.0],
-    ),
-    "the two ways do not disturb each other": (
-        {"h": 100.0, "a": 100.0},
-        [("h", "a", 100, 0.0), ("a", "h", 100, 0.0)],
-        [1.0, 1.0],
-    ),
     "two of one host share its link, and leave the rest to another": (
         # b gets 40 for two, so a gets 60 of the head's 100 until it is done
         {"h": 100.0, "a": 100.0, "b": 40.0},
         [("a", "h", 60, 0.0), ("b", "h", 40, 0.0), ("b", "h", 40, 0.0)],
         [1.0, 2.0, 2.0],
-    ),
-    "a narrow host leaves the others its part of the head's": (
-        {"h": 100.0, "a": 100.0, "b": 10.0},
-        [("h", "a", 90, 0.0), ("h", "b", 10, 0.0)],
-        [1.0, 1.0],
-    ),
-    "a head narrower than its hosts": (
-        {"h": 10.0, "a": 100.0, "b": 100.0},
-        [("h", "a", 10, 0.0), ("h", "b", 10, 0.0)],
-        [2.0, 2.0],
-    ),
-    "one that comes late shares what is left": (
-        # 100 alone for 1 s, then 50 each: the first has 100 left, the second is done 2 s later
-        {"h": 100.0, "a": INF, "b": INF},
-        [("a", "h", 200, 0.0), ("b", "h", 100, 1.0)],
-        [3.0, 3.0],
-    ),
-    "one that ends leaves its share": (
-        # both at 50 for 2 s; then the larger one alone has 100 left
-        {"h": 100.0, "a": INF, "b": INF},
-        [("a", "h", 100, 0.0), ("b", "h", 200, 0.0)],
-        [2.0, 3.0],
-    ),
-    "hosts that are no head": (
-        {"h": 10.0, "a": 100.0, "b": 100.0},
-        [("a", "b", 100, 0.0), ("h", "b", 10, 0.0)],
-        [1.1, 1.0],  # b gets 10 of h for 1 s, and 90 of a; then all 100 of a
     ),
 }
 
@@ -97,14 +55,6 @@ def test_times_by_hand(bandwidths: dict[str, float], begun: list[Begun], ends: l
     for source, target, size, at in begun:
         of.begin(source, target, size, at)
     assert {one.number: one.ended for one in drain(of)} == pytest.approx(dict(enumerate(ends)))
-
-
-def test_a_cancelled_transfer_leaves_its_share_to_the_others_from_then_on() -> None:
-    of = links({"h": 100.0, "a": INF, "b": INF})
-    of.begin("a", "h", 100, 0.0)
-    of.begin("b", "h", 100, 0.0)
-    of.cancel(0, 1.0)
-    assert [(one.number, one.ended) for one in drain(of)] == [(1, 1.5)]
 
 
 def test_a_transfer_that_has_ended_is_not_cancelled_any_more() -> None:

@@ -36,63 +36,10 @@ def ends(of: SharedLink) -> dict[int, float]:
     return {transfer.number: transfer.ended for transfer in drain(of)}
 
 
-# Closed forms
-
-
-@pytest.mark.parametrize("direction", ["push", "pull"])
-def test_alone_it_takes_latency_and_size_over_bandwidth(direction: Direction) -> None:
+def test_alone_it_takes_latency_and_size_over_bandwidth() -> None:
     of = link(latency=0.5)
-    of.begin(3, direction, 200, 1.0)
-    assert drain(of) == [LinkTransfer(number=0, worker=3, direction=direction, size=200, began=1.0, ended=3.5)]
-
-
-@pytest.mark.parametrize("direction", ["push", "pull"])
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 64])
-def test_n_at_once_all_take_latency_and_n_times_size_over_bandwidth(direction: Direction, n: int) -> None:
-    of = link(latency=0.5)
-    for worker in range(n):
-        of.begin(worker, direction, 25, 2.0)
-    assert ends(of) == dict.fromkeys(range(n), 2.5 + n * 25 / B)
-
-
-def test_staggered_starts_share_only_while_they_overlap() -> None:
-    """0 has 1 s alone (100 B), 1 s halved (50), 1 s in thirds; and so on."""
-    of = link()
-    of.begin(0, "push", 250, 0.0)
-    of.begin(1, "push", 150, 1.0)
-    of.begin(2, "push", 50, 2.0)
-    # at 2: 0 has 100 left, 1 has 100, 2 has 50; 2 leaves after 1.5 s; then 50 and 50 left, halved: 1 s
-    assert list(ends(of).items()) == [(2, 3.5), (0, 4.5), (1, 4.5)]
-
-
-def test_of_two_sizes_at_once_the_smaller_ends_after_twice_its_time_and_the_larger_after_the_sum() -> None:
-    of = link()
-    of.begin(0, "pull", 300, 0.0)
-    of.begin(1, "pull", 100, 0.0)
-    assert list(ends(of).items()) == [(1, 2.0), (0, 4.0)]
-
-
-def test_incast_takes_of_the_goodput_only_while_more_than_one_flow_enters() -> None:
-    of = link(incast=0.5)
-    of.begin(0, "push", 200, 0.0)
-    of.begin(1, "push", 25, 1.0)
-    # 1 s alone: 100 left; then 25 each at 25 B/s: 1 s; then 75 alone
-    assert list(ends(of).items()) == [(1, 2.0), (0, 2.75)]
-
-
-@pytest.mark.parametrize("n", [2, 5])
-def test_incast_is_one_factor_however_many_enter(n: int) -> None:
-    of = link(incast=0.25)
-    for worker in range(n):
-        of.begin(worker, "push", 100, 0.0)
-    assert set(ends(of).values()) == {n * 4.0}
-
-
-def test_incast_does_not_slow_a_broadcast() -> None:
-    of = link(incast=0.25)
-    of.begin(0, "pull", 100, 0.0)
-    of.begin(1, "pull", 100, 0.0)
-    assert set(ends(of).values()) == {2.0}
+    of.begin(3, "push", 200, 1.0)
+    assert drain(of) == [LinkTransfer(number=0, worker=3, direction="push", size=200, began=1.0, ended=3.5)]
 
 
 def test_the_directions_do_not_disturb_each_other() -> None:
@@ -103,75 +50,12 @@ def test_the_directions_do_not_disturb_each_other() -> None:
     assert ends(of) == {0: 1.0, 1: 3.25, 2: 3.25, 3: 3.25}
 
 
-def test_the_latency_shares_nothing() -> None:
-    """The first one's last byte left at 1, as the second began: neither slows the other."""
-    of = link(latency=10.0)
-    of.begin(0, "push", 100, 0.0)
-    of.begin(1, "push", 100, 1.0)
-    assert ends(of) == {0: 11.0, 1: 12.0}
-
-
-def test_what_begins_during_a_latency_does_not_move_that_end() -> None:
-    of = link(latency=10.0)
-    of.begin(0, "push", 100, 0.0)
-    assert of.next_end() == 11.0
-    for number in range(5):
-        of.begin(1, "push", 1000, 2.0 + number)
-        assert of.next_end() == 11.0
-    assert of.finish(11.0) is not None
-
-
-@pytest.mark.parametrize("direction", ["push", "pull"])
-def test_nothing_to_send_takes_the_latency_alone_and_slows_nobody(direction: Direction) -> None:
-    of = link(latency=0.5, incast=0.5)
-    of.begin(0, direction, 100, 0.0)
-    of.begin(1, direction, 0, 0.25)
-    of.begin(2, direction, 0, 0.25)
-    assert list(ends(of).items()) == [(1, 0.75), (2, 0.75), (0, 1.5)]
-
-
 def test_on_an_unlimited_link_all_take_the_latency_alone_in_the_order_of_their_beginning() -> None:
     of = link(bandwidth=None, latency=0.5, incast=0.5)
     for number, size in enumerate((10**18, 5, 0, 7)):
         of.begin(number, "push" if number % 2 else "pull", size, 1.0)
     of.begin(9, "push", 10**18, 1.25)
     assert list(ends(of).items()) == [(0, 1.5), (1, 1.5), (2, 1.5), (3, 1.5), (4, 1.75)]
-
-
-# Cancelling
-
-
-def test_the_share_of_a_cancelled_one_is_the_others_from_then_on() -> None:
-    of = link()
-    of.begin(0, "push", 200, 0.0)
-    gone = of.begin(1, "push", 200, 0.0)
-    of.cancel(gone, 1.0)
-    assert ends(of) == {0: 2.5}
-
-
-def test_incast_ends_when_a_cancel_leaves_one_alone() -> None:
-    of = link(incast=0.5)
-    of.begin(0, "push", 100, 0.0)
-    gone = of.begin(1, "push", 10, 0.0)
-    of.cancel(gone, 0.25)
-    assert ends(of) == {0: 0.25 + (100 - 0.25 * 25) / B}
-
-
-def test_a_cancelled_one_is_never_reported_not_even_in_its_latency() -> None:
-    of = link(latency=10.0)
-    gone = of.begin(0, "push", 100, 0.0)
-    of.begin(1, "push", 100, 0.5)
-    of.cancel(gone, 5.0)
-    assert ends(of) == {1: 12.0}
-
-
-def test_a_cancel_during_its_latency_changes_nothing_for_the_others() -> None:
-    of = link(latency=10.0)
-    gone = of.begin(0, "push", 100, 0.0)
-    of.begin(1, "push", 400, 1.0)
-    of.begin(2, "push", 400, 1.0)
-    of.cancel(gone, 2.0)
-    assert ends(of) == {1: 19.0, 2: 19.0}
 
 
 @pytest.mark.parametrize("latency", [0.0, 1.0])
@@ -193,29 +77,6 @@ def test_cancelling_what_is_unknown_reported_or_cancelled_changes_nothing() -> N
     for number in (reported, cancelled, 99):
         of.cancel(number, 2.5)
         assert of == before
-
-
-def test_after_the_last_was_cancelled_the_link_is_as_new() -> None:
-    of = link()
-    numbers = [of.begin(0, "push", 100 * (3 - n), 0.0) for n in range(3)]
-    for number in numbers:
-        of.cancel(number, 0.5)
-    assert (of.next_end(), of.finish(math.inf)) == (None, None)
-    of.begin(0, "push", 100, 0.5)
-    assert ends(of) == {3: 1.5}
-
-
-# Asking, and being late
-
-
-def test_the_next_end_is_when_finish_has_something_to_report() -> None:
-    of = link(latency=0.5)
-    assert of.next_end() is None
-    of.begin(0, "pull", 100, 0.0)
-    assert of.next_end() == 1.5
-    assert of.finish(math.nextafter(1.5, 0.0)) is None
-    assert of.finish(1.5) is not None
-    assert of.next_end() is None
 
 
 def test_asking_too_early_changes_nothing() -> None:
@@ -260,9 +121,6 @@ def test_a_cancel_before_what_has_happened_is_taken_as_now() -> None:
     assert ends(of) == {1: 2.0}
 
 
-# Ties
-
-
 @each_seed(range(30))
 def test_equal_ones_that_begin_together_end_at_the_same_instant_in_the_order_of_their_beginning(seed: int) -> None:
     """Whatever else is on the way, comes, ends or is cancelled meanwhile."""
@@ -283,13 +141,6 @@ def test_equal_ones_that_begin_together_end_at_the_same_instant_in_the_order_of_
     assert len({(together[one.number], one.ended) for one in ended}) == len({together[one.number] for one in ended})
 
 
-def test_ends_at_one_instant_are_reported_in_the_order_of_beginning_across_directions() -> None:
-    of = link()
-    for direction in ("pull", "push", "pull", "push"):
-        of.begin(0, direction, 100, 0.0)
-    assert list(ends(of).items()) == [(0, 2.0), (1, 2.0), (2, 2.0), (3, 2.0)]
-
-
 def test_an_end_that_only_rounding_makes_equal_keeps_the_order_of_beginning() -> None:
     """A byte is less than a moment can tell apart at second 1e6; the smaller one began later."""
     of = link(bandwidth=1e18)
@@ -300,7 +151,7 @@ def test_an_end_that_only_rounding_makes_equal_keeps_the_order_of_beginning() ->
 
 def test_no_end_comes_before_what_has_happened() -> None:
     """Something begins as late before an end as a float can tell: rounding (in one case of 400) must not show."""
-    for seed in range(1500):
+    for seed in range(800):
         chance = random.Random(seed)
         count, bandwidth = chance.randint(1, 9), chance.uniform(1.0, 1e3)
         of = link(bandwidth)
@@ -313,9 +164,6 @@ def test_no_end_comes_before_what_has_happened() -> None:
         end = of.next_end()
         assert end is not None
         assert end >= late
-
-
-# Against the twin
 
 
 @dataclass(frozen=True)
@@ -418,32 +266,6 @@ def test_it_agrees_with_looking_at_every_flow_at_every_event(
     assert [transfer.ended for transfer in ended] == sorted(transfer.ended for transfer in ended)
 
 
-@pytest.mark.parametrize(("bandwidth", "latency", "incast"), LINKS)
-@each_seed(range(40))
-def test_what_was_delivered_is_the_goodput_over_the_busy_time(
-    bandwidth: float, latency: float, incast: float, seed: int
-) -> None:
-    """Nothing is cancelled here: what a cancelled flow got is told by nobody."""
-    chance = random.Random(seed)
-    of = link(bandwidth, latency, incast)
-    at = 0.0
-    for _ in range(50):
-        at += chance.expovariate(bandwidth / 100)
-        of.begin(0, "push" if chance.random() < 0.5 else "pull", chance.randint(1, 400), at)
-    ended = drain(of)
-    assert len(ended) == 50
-    for direction in ("push", "pull"):
-        own = [transfer for transfer in ended if transfer.direction == direction]
-        changes = sorted([(one.began, 1) for one in own] + [(one.ended - latency, -1) for one in own])
-        flows, since, carried = 0, 0.0, 0.0
-        for moment, change in changes:
-            if flows:
-                goodput = bandwidth * (incast if direction == "push" and flows > 1 else 1.0)
-                carried += (moment - since) * goodput
-            flows, since = flows + change, moment
-        assert carried == pytest.approx(sum(one.size for one in own), rel=1e-9)
-
-
 def test_a_way_that_is_never_idle_stays_exact() -> None:
     """Two are always on the way, each 2 s long, and one ends every second."""
     of = link(bandwidth=0.1e9)
@@ -490,18 +312,6 @@ def test_a_scenarios_link_has_its_bandwidth_latency_and_incast(network: Network,
     of.begin(0, "push", 100, 0.0)
     of.begin(1, "push", 100, 0.0)
     assert ends(of) == {0: end, 1: end}
-
-
-def test_it_is_a_plain_value_that_a_copy_continues_alike() -> None:
-    chance = random.Random(1)
-    of = link(latency=0.5, incast=0.6)
-    for number in range(20):
-        of.begin(number, "push", chance.randint(0, 300), number / 5)
-        if number % 3 == 0:
-            of.finish(number / 5)
-    twin = copy.deepcopy(of)
-    assert twin == of
-    assert drain(twin) == drain(of)
 
 
 def test_a_flow_alone_for_a_while_got_what_its_workers_own_link_carries_and_no_more() -> None:

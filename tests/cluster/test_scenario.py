@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import statistics
-import subprocess
-import sys
 
 import pytest
 
 from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
 from paceline.scenario.scenario_file import load
 from support.scenarios import EXAMPLE, FULL, refusal
-
-
-def test_in_the_empty_scenario_nothing_is_slow():
-    empty = Scenario()
-    assert empty.step_seconds(5, 9, 100.0, 0.37, 1) == 0.37
-    assert empty.kill_at_step(0, 0) is None
-    assert empty.kills_by_time() == []
-    assert empty.checked_for_real_run() is empty
-
 
 # Whom it is for
 
@@ -118,70 +106,67 @@ def test_a_worker_that_is_killed_for_good_is_killed_once(kills, told):
 # The plan
 
 
-def test_a_step_takes_compute_over_speed_whatever_was_measured():
-    scenario = Scenario(compute=0.5, speeds={3: 0.25})
-    assert scenario.step_seconds(3, 0, 0.0, 9.0, 0) == 2.0
-    assert scenario.step_seconds(2, 0, 0.0, 9.0, 0) == 0.5
-
-
-def test_without_compute_the_measured_step_is_stretched():
-    scenario = Scenario(speeds={3: 0.25}, events=(Slowdown(worker=3, at=0.0, factor=3.0),))
-    assert scenario.step_seconds(3, 0, 0.0, 0.5, 0) == 6.0
-    assert scenario.step_seconds(2, 0, 0.0, 0.5, 0) == 0.5
-
-
-@pytest.mark.parametrize("scenario", [Scenario(compute=0.5, jitter=0.3), Scenario(jitter=0.3)])
-def test_jitter_applies_to_compute_and_to_the_measured_alike(scenario):
-    assert scenario.step_seconds(1, 7, 0.0, 0.5, 42) == 0.5 * scenario.jitter_factor(1, 7, 42) != 0.5
-
-
-def steps_slowed(slowdown: Slowdown, steps: range) -> list[int]:
-    scenario = Scenario(compute=1.0, events=(slowdown,))
-    return [step for step in steps if scenario.step_seconds(slowdown.worker, step, 0.0, 0.0, 0) != 1.0]
-
-
-def seconds_slowed(slowdown: Slowdown, moments: list[float]) -> list[float]:
-    scenario = Scenario(compute=1.0, events=(slowdown,))
-    return [at for at in moments if scenario.step_seconds(slowdown.worker, 0, at, 0.0, 0) != 1.0]
-
-
-def test_a_slowness_by_steps_spares_the_first_at_step_steps_and_lasts_for_steps():
-    assert steps_slowed(Slowdown(worker=1, at_step=3, for_steps=2, factor=4.0), range(9)) == [3, 4]
-    assert steps_slowed(Slowdown(worker=1, at_step=0, for_steps=1, factor=4.0), range(9)) == [0]
-
-
-def test_a_slowness_by_time_begins_at_its_start_and_is_over_at_its_end():
-    slowdown = Slowdown(worker=1, at=10.0, for_=5.0, factor=4.0)
-    just_before, last = math.nextafter(10.0, 0.0), math.nextafter(15.0, 0.0)
-    assert seconds_slowed(slowdown, [0.0, just_before, 10.0, last, 15.0, 50.0]) == [10.0, last]
-
-
-def test_a_slowness_without_a_length_lasts_for_ever():
-    assert steps_slowed(Slowdown(worker=1, at_step=3, factor=4.0), range(1, 10**9, 10**8 - 1)) == list(
-        range(10**8, 10**9, 10**8 - 1)
-    )
-    assert seconds_slowed(Slowdown(worker=1, at=10.0, factor=4.0), [9.0, 10.0, 1e9]) == [10.0, 1e9]
-
-
-def test_a_repeated_slowness_comes_back_every_so_often_and_not_before_it_began():
-    slowdown = Slowdown(worker=1, at=10.0, for_=5.0, every=40.0, factor=4.0)
-    moments = [0.0, 9.0, 10.0, 14.9, 15.0, 49.9, 50.0, 54.9, 55.0, 89.9, 90.0, 94.9, 95.0]
-    assert seconds_slowed(slowdown, moments) == [10.0, 14.9, 50.0, 54.9, 90.0, 94.9]
-
-
-def test_slownesses_that_overlap_multiply_and_touch_only_their_worker():
-    scenario = Scenario(
-        compute=1.0,
-        events=(
-            Slowdown(worker=1, at=0.0, factor=2.0),
-            Slowdown(worker=1, at_step=5, factor=3.0),
-            Slowdown(worker=0, at=0.0, factor=7.0),
-            Kill(worker=1, at_step=5),
+@pytest.mark.parametrize(
+    ("scenario", "worker", "seconds"),
+    [
+        pytest.param(Scenario(), 5, 0.37, id="nothing is slow"),
+        pytest.param(Scenario(compute=0.5, speeds={3: 0.25}), 3, 2.0, id="compute over speed"),
+        pytest.param(Scenario(compute=0.5, speeds={3: 0.25}), 2, 0.5, id="of its own speed"),
+        pytest.param(Scenario(speeds={3: 0.25}), 3, 4 * 0.37, id="the measured step is stretched"),
+        pytest.param(
+            Scenario(
+                compute=1.0,
+                events=(
+                    Slowdown(worker=1, at=0.0, factor=2.0),
+                    Slowdown(worker=1, at_step=5, factor=3.0),
+                    Slowdown(worker=0, at=0.0, factor=7.0),
+                ),
+            ),
+            1,
+            6.0,
+            id="slownesses of one worker multiply",
         ),
-    )
-    assert scenario.step_seconds(1, 5, 1.0, 0.0, 0) == 6.0
-    assert scenario.step_seconds(1, 4, 1.0, 0.0, 0) == 2.0
-    assert scenario.step_seconds(2, 5, 1.0, 0.0, 0) == 1.0
+    ],
+)
+def test_a_step_takes_what_the_scenario_says_or_else_what_was_measured(
+    scenario: Scenario, worker: int, seconds: float
+) -> None:
+    assert scenario.step_seconds(worker, 5, 1.0, 0.37, 1) == seconds
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "slow", "not_slow"),
+    [
+        (Slowdown(worker=1, at_step=3, for_steps=2, factor=4.0), [(3, 0.0), (4, 0.0)], [(2, 9.0), (5, 9.0)]),
+        (Slowdown(worker=1, at_step=3, factor=4.0), [(3, 0.0), (10**9, 0.0)], [(2, 0.0)]),
+        (Slowdown(worker=1, at=10.0, factor=4.0), [(0, 10.0), (0, 1e9)], [(0, math.nextafter(10.0, 0.0))]),
+        (
+            Slowdown(worker=1, at=10.0, for_=5.0, factor=4.0),
+            [(0, 10.0), (0, math.nextafter(15.0, 0.0))],
+            [(0, math.nextafter(10.0, 0.0)), (0, 15.0), (0, 50.0)],
+        ),
+        (
+            Slowdown(worker=1, at=10.0, for_=5.0, every=40.0, factor=4.0),
+            [(0, at) for at in (10.0, 14.9, 50.0, 54.9, 90.0, 94.9)],
+            [(0, at) for at in (0.0, 9.0, 15.0, 49.9, 55.0, 89.9, 95.0)],
+        ),
+    ],
+    ids=["by steps", "by steps, for ever", "by time, for ever", "by time", "again and again"],
+)
+def test_a_slowness_begins_at_its_start_and_is_over_at_its_end(
+    slowdown: Slowdown, slow: list[tuple[int, float]], not_slow: list[tuple[int, float]]
+) -> None:
+    scenario = Scenario(compute=1.0, events=(slowdown,))
+    assert {scenario.step_seconds(1, step, at, 0.0, 0) for step, at in slow} == {4.0}
+    assert {scenario.step_seconds(1, step, at, 0.0, 0) for step, at in not_slow} == {1.0}
+
+
+def test_kills_come_by_step_or_in_the_order_of_time():
+    kills = (Kill(worker=0, at=9.0), Kill(worker=2, at=3.0), Kill(worker=1, at_step=50), Kill(worker=1, at=3.0))
+    scenario = Scenario(events=(*kills, Slowdown(worker=1, at_step=49, factor=2.0)))
+    assert [(at, kill.worker) for at, kill in scenario.kills_by_time()] == [(3.0, 1), (3.0, 2), (9.0, 0)]
+    found = [(worker, step) for worker in range(3) for step in range(100) if scenario.kill_at_step(worker, step)]
+    assert found == [(1, 50)]
 
 
 @pytest.mark.parametrize("jitter", [0.05, 0.5])
@@ -201,28 +186,8 @@ def test_jitter_is_a_function_of_seed_worker_and_step():
     factors = [scenario.jitter_factor(*triple) for triple in triples]
     assert len(set(factors)) == len(triples)
     assert [scenario.jitter_factor(*triple) for triple in reversed(triples)] == factors[::-1]
-    assert Scenario(jitter=0.3, compute=1.0, speeds={0: 0.5}).jitter_factor(1, 2, 0) == scenario.jitter_factor(1, 2, 0)
-
-
-def test_jitter_is_the_same_in_another_process():
-    code = "from paceline.scenario.scenario import Scenario; print(repr(Scenario(jitter=0.3).jitter_factor(1, 2, 42)))"
-    environment = os.environ | {"PYTHONHASHSEED": "99", "PYTHONPATH": os.pathsep.join(sys.path)}
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert float(told.stdout) == Scenario(jitter=0.3).jitter_factor(1, 2, 42)
-
-
-def test_a_kill_by_step_comes_as_that_worker_starts_that_step():
-    scenario = Scenario(events=(Kill(worker=1, at_step=50), Slowdown(worker=1, at_step=49, factor=2.0)))
-    found = [(worker, step) for worker in range(3) for step in range(100) if scenario.kill_at_step(worker, step)]
-    assert found == [(1, 50)]
-    assert scenario.kills_by_time() == []
-
-
-def test_kills_by_time_come_in_the_order_of_time():
-    scenario = Scenario(
-        events=(Kill(worker=0, at=9.0), Kill(worker=2, at=3.0), Kill(worker=1, at_step=0), Kill(worker=1, at=3.0))
-    )
-    assert [(at, kill.worker) for at, kill in scenario.kills_by_time()] == [(3.0, 1), (3.0, 2), (9.0, 0)]
+    assert scenario.step_seconds(1, 2, 0.0, 0.5, 0) == 0.5 * scenario.jitter_factor(1, 2, 0)
+    assert scenario.jitter_factor(1, 2, 42) == 1.569370010861841, "on any machine, in any process"
 
 
 def test_a_scenario_travels_to_another_process_and_cannot_be_changed():
