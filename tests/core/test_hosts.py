@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from paceline.core.host_liveness import Admit, EndHost, Fence, Hosts, RefuseHost
@@ -110,20 +112,6 @@ def test_a_host_is_lost_after_the_timeout_whoever_else_is_turned_away() -> None:
         assert listens(found, second - 1, second, "c") == []
         found.crowded(float(second))
     assert listens(found, 10, 11, "c") == [EndHost("b", 1, True, "silent for 11.0 s")]
-
-
-@pytest.mark.parametrize("pause", [1.0, 5.0, 11.0, 1000.0])
-@pytest.mark.parametrize("heard", [0.0, 5.0, 9.0])
-def test_a_head_that_was_late_itself_accuses_nobody(pause: float, heard: float) -> None:
-    """The hosts have sent beats, which the head reads a beat's time after it goes on."""
-    found = begun("b", "c")
-    assert listens(found, 0, heard, "b", "c") == []
-    silent = heard + 2  # a host beats every two seconds
-    assert listens(found, heard, silent) == []
-    now = silent + pause
-    assert found.tick(now) == []
-    assert listens(found, now, now + 3) == []
-    assert listens(found, now + 3, now + 20, "b", "c") == []
 
 
 def test_what_the_head_has_missed_does_not_excuse_a_host_for_ever() -> None:
@@ -282,3 +270,60 @@ def test_a_host_ends_its_workers_once_no_beat_of_the_last_timeout_was_acknowledg
     fence.acknowledged(114.0)
     assert not fence.tick(200.0), "that is said once, and nothing takes it back"
     assert fence.due() is None
+
+
+# By the clock: the head is lenient, and hosts are strict.
+
+STEP = 0.1
+"""Seconds from one look at the clock to the next."""
+
+
+def cut(at: float, late: float, there: str) -> tuple[float | None, float | None]:
+    """Return when the host ends its workers, and when the head gives the host up, if either does.
+
+    The host beats all the time. `there`: which ways bytes go from that moment on. For `late` seconds from then on the
+    head listens to nothing, and then to all that has come.
+    """
+    head, fence = Hosts("head", 1, timeout=T), Fence(T)
+    head.came("b", 0.0)
+    head.begins(0.0)
+    beats: list[float] = []
+    ended: dict[str, float] = {}
+    for tick in range(1, int(100 * T)):
+        now = round(tick * STEP, 6)
+        if tick % int(T / 5 / STEP) == 0 and (now <= at or "to the head" in there):
+            beats.append(now)
+        if not at < now <= at + late:
+            if head.tick(now):  # before it reads what has come meanwhile
+                ended.setdefault("head", now)
+            for sent in beats:
+                head.heard("b", 1, now)
+                if now <= at or "back" in there:
+                    fence.acknowledged(sent)
+            beats.clear()
+        if fence.tick(now):
+            ended.setdefault("host", now)
+    return ended.get("host"), ended.get("head")
+
+
+@pytest.mark.parametrize(("at", "late"), list(product([2.0, 4.9, 13.3], [0.0, 0.7 * T, 3 * T])))
+@pytest.mark.parametrize("there", ["", "back"])
+def test_a_host_has_ended_its_workers_before_the_head_gives_it_up(at: float, late: float, there: str) -> None:
+    host, head = cut(at, late, there)
+    assert host is not None
+    assert head is not None
+    assert host <= at + T
+    assert host < head
+
+
+@pytest.mark.parametrize("at", [2.0, 4.9, 13.3])
+def test_a_host_whose_beats_are_not_acknowledged_ends_its_workers_though_the_head_hears_it(at: float) -> None:
+    host, head = cut(at, 0.0, "to the head")
+    assert host is not None
+    assert head is None
+
+
+@pytest.mark.parametrize(("at", "late"), list(product([2.0, 4.9, 13.3], [0.5 * T, T, 5 * T])))
+def test_a_head_that_was_late_itself_accuses_nobody(at: float, late: float) -> None:
+    _, head = cut(at, late, "to the head and back")
+    assert head is None

@@ -31,20 +31,12 @@ def drain(leases: Leases, worker: int, epoch: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dealing", DEALINGS)
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-@pytest.mark.parametrize("batches", [0, 1, 2, 7, 15])
+@pytest.mark.parametrize(("workers", "batches"), [(1, 2), (2, 1), (3, 7), (5, 15), (2, 0)])
 def test_all_workers_together_take_every_batch_once(dealing: Dealing, workers: int, batches: int) -> None:
     leases = opened(dealing, workers, batches, batches)
     for epoch in (0, 1):
         taken = [index for worker in range(workers) for index in drain(leases, worker, epoch)]
         assert sorted(taken) == list(range(batches))
-
-
-def test_in_rounds_the_dealing_does_not_depend_on_who_asks_first() -> None:
-    forwards, backwards = opened("rounds", 3, 8), opened("rounds", 3, 8)
-    first = {worker: drain(forwards, worker, 0) for worker in (0, 1, 2)}
-    second = {worker: drain(backwards, worker, 0) for worker in (2, 1, 0)}
-    assert first == second == {0: [0, 3, 6], 1: [1, 4, 7], 2: [2, 5]}
 
 
 def test_in_rounds_every_round_is_full_until_the_data_ends() -> None:
@@ -53,17 +45,6 @@ def test_in_rounds_every_round_is_full_until_the_data_ends() -> None:
     assert [len(part) for part in stream.values()] == [8, 8, 8]
     in_rounds = [stream[worker][round_] for round_ in range(8) for worker in range(3)]
     assert in_rounds == [(epoch, index) for epoch in range(3) for index in range(8)]
-
-
-def test_static_shares_are_the_same_part_of_each_epoch() -> None:
-    leases = opened("static", 3, 7, 7)
-    assert [drain(leases, 1, epoch) for epoch in (0, 1)] == [[1, 4], [1, 4]]
-
-
-def test_fast_workers_take_more_from_the_queue() -> None:
-    leases = opened("queue", 2, 5)
-    assert drain(leases, 0, 0) == [0, 1, 2, 3, 4]
-    assert drain(leases, 1, 0) == []
 
 
 @pytest.mark.parametrize("dealing", DEALINGS)

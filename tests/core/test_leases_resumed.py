@@ -50,9 +50,6 @@ def use(leases: Leases, worker: int, *indices: int, epoch: int = 0) -> None:
         leases.settle(worker, index)
 
 
-# --- one cut ----------------------------------------------------------------------------------------
-
-
 def test_what_is_held_bound_or_returned_is_dealt_again_in_order() -> None:
     leases = opened("queue", 3, 6)
     use(leases, 0, 0)
@@ -79,20 +76,6 @@ def test_a_step_that_is_in_a_replica_of_the_snapshot_is_settled() -> None:
     after = Leases.resumed(leases.plain(in_replicas=[(0, 5)]), "queue", [0])
     assert after.left_over() == 0
     assert drain(after, 0, 0) == [1, 2]
-
-
-@pytest.mark.parametrize("dealing", DEALINGS)
-def test_the_same_workers_get_what_they_would_have_got(dealing: Dealing) -> None:
-    uncut, cut = opened(dealing, 3, 7, 8), opened(dealing, 3, 7, 8)
-    for leases in (uncut, cut):
-        use(leases, 0, 0)
-        use(leases, 1, 1)
-        leases.skip(1, (take(leases, 1, 0),))
-    take(cut, 0, 0)
-    after = resumed(cut, 3)
-    for epoch in (0, 1):
-        for worker in (2, 0, 1):
-            assert drain(after, worker, epoch) == drain(uncut, worker, epoch)
 
 
 def test_an_epoch_whose_order_is_known_in_part_goes_on_with_its_next_block() -> None:
@@ -128,14 +111,6 @@ def test_rounds_of_other_workers_are_full_until_the_data_ends(workers: int) -> N
 
 def indices(leases: Leases, worker: int, epoch: int) -> list[tuple[int, int]]:
     return [(epoch, index) for index in drain(leases, worker, epoch)]
-
-
-def test_after_a_death_the_rounds_of_a_whole_company_are_even_again() -> None:
-    leases = opened("rounds", 2, 9)
-    leases.leave(1, died=True)
-    use(leases, 0, 0, 2, 4)
-    after = resumed(leases, 2)
-    assert [drain(after, worker, 0) for worker in (0, 1)] == [[1, 5, 7], [3, 6, 8]]
 
 
 def test_a_run_that_is_resumed_twice_after_a_death_has_even_rounds_still() -> None:
@@ -224,9 +199,6 @@ def test_an_order_that_differs_from_the_one_before_the_cut_is_refused() -> None:
         after.take(0, 0, "another")
 
 
-# --- where to go on ---------------------------------------------------------------------------------
-
-
 def test_a_run_goes_on_in_the_lowest_epoch_that_is_not_used_up() -> None:
     leases = Leases("queue", [0])
     assert leases.epoch() == 0
@@ -253,21 +225,6 @@ def test_what_scripts_never_asked_for_in_an_epoch_that_they_left_is_not_dealt_ag
     assert after.take(0, 0, "same") is None
 
 
-def test_nor_are_blocks_drawn_that_they_never_came_to() -> None:
-    leases = Leases("queue", [0, 1])
-    for epoch in range(3):
-        leases.open(epoch, [10] * 4, "same", last=False)
-    use(leases, 0, 0)
-    held = take(leases, 1, 1)
-    use(leases, 0, 0, epoch=2)
-    take(leases, 1, 2)
-    assert leases.epoch() == 1
-    after = resumed(leases, 2)
-    assert after.undrawn(0, 0) is None
-    assert drain(after, 0, 1) == [held.index]
-    assert after.undrawn(0, 1) is None
-
-
 def test_a_worker_that_has_died_comes_to_no_epoch_any_more() -> None:
     leases = opened("queue", 2, 3, 3)
     leases.skip(1, (take(leases, 1, 0),))
@@ -275,13 +232,6 @@ def test_a_worker_that_has_died_comes_to_no_epoch_any_more() -> None:
     leases.leave(1, died=True)
     use(leases, 0, 0, epoch=1)
     assert resumed(leases, 2).epoch() == 1
-
-
-def test_what_the_slowest_worker_may_still_ask_for_is_dealt_again() -> None:
-    leases = opened("queue", 2, 3, 3)
-    use(leases, 0, 0)
-    take(leases, 1, 1)
-    assert resumed(leases, 1).epoch() == 0
 
 
 def test_what_is_left_of_the_epoch_of_a_worker_that_is_left_out_is_dealt_again() -> None:

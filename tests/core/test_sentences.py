@@ -1,4 +1,4 @@
-"""Lists in sentences: short ones at length, long ones in short."""
+"""Sentences: reasons written out, which workers they name, and lists, short ones at length, long ones in short."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from paceline.core.phrases import cut, listed, numbers, workers_named
+from paceline.core.reasons import NAMED_AT_MOST, Why, awaited, awaited_of, sentence
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,27 @@ def test_of_many_names_the_first_are_given_and_the_others_counted() -> None:
 def test_a_long_text_is_cut_to_its_length_and_shows_it() -> None:
     assert cut("a" * 8, 8) == "a" * 8
     assert cut("a" * 9, 8) == "a" * 7 + "…"
+
+
+TABLE = {"open": "version {0} waits for {1:workers}", "switch": "{0:,} samples done"}
+
+
+@pytest.mark.parametrize(
+    ("why", "written", "workers"),
+    [
+        (("open", 3, (2,)), "version 3 waits for worker 2", (2,)),
+        (("open", 3, (2, 0)), "version 3 waits for workers 0, 2", (2, 0)),
+        (("open", 3, 9), "version 3 waits for 9 workers", 9),
+        (("switch", 2176), "2,176 samples done", None),
+        (("unsaid", 1), "unsaid 1", None),
+    ],
+)
+def test_a_reason_is_written_out_and_names_the_workers_that_are_awaited(
+    why: Why, written: str, workers: tuple[int, ...] | int | None
+) -> None:
+    assert (sentence(why, TABLE), awaited(why, TABLE)) == (written, workers)
+
+
+def test_of_many_workers_a_reason_has_only_the_number() -> None:
+    assert awaited_of(range(NAMED_AT_MOST)) == tuple(range(NAMED_AT_MOST))
+    assert awaited_of(range(NAMED_AT_MOST + 1)) == NAMED_AT_MOST + 1
