@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 from zlib import crc32
 
 import pytest
@@ -36,6 +36,7 @@ from support.world.faults import (
     IN_GROUPS,
     PROTOCOLS,
     Drained,
+    Fault,
     History,
     Unreachable,
     alone,
@@ -109,30 +110,46 @@ def test_a_history_that_was_wrong_once_keeps_the_rules(seed: int) -> None:
     tried(grouped(seed))
 
 
-@pytest.mark.parametrize("protocol", IN_GROUPS)
-def test_a_run_without_faults_completes_where_each_worker_owns_a_replica(protocol: str) -> None:
+def calm(protocol: str, *faults: Fault, batches: int | None = None, **changes: Any) -> History:
+    """A history of three hosts with these faults alone. With `batches`, workers begin early, and are fast."""
     script = replace(drawn(0).script, loads=True, looks=0.3, pieces=4)
-    history = replace(drawn(0), protocol=protocol, script=script, faults=(), lost=(), max_steps=None, max_seconds=None)
-    tried(replace(history, hosts=3, each=2, restart=0, shards_on=None))
+    if batches is not None:
+        script = replace(script, starts=0.01, computes=0.05, batches=batches)
+    history = replace(drawn(0), protocol=protocol, script=script, faults=faults, lost=(), hosts=3, each=2, restart=0)
+    return replace(history, **{"shards_on": None, "max_steps": None, "max_seconds": None, **changes})
 
 
-@pytest.mark.parametrize("protocol", IN_GROUPS)
-def test_hosts_whose_workers_own_replicas_leave_in_good_order_one_after_the_other(protocol: str) -> None:
-    script = replace(drawn(0).script, loads=True, starts=0.01, computes=0.05, pieces=4, batches=200)
-    leave = tuple(Drained(0.5 + 0.5 * number, f"node-{number}") for number in (1, 2, 3))
-    history = replace(drawn(0), protocol=protocol, script=script, faults=leave, lost=(), max_steps=None, end=3.0)
-    history = replace(history, hosts=4, each=2, restart=0, shards_on=None, max_seconds=None)
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, *IN_GROUPS])
+def test_a_run_without_faults_completes_under_every_protocol(protocol: str) -> None:
+    tried(calm(protocol))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("servers", [(), ("node-1",)], ids=["workers-everywhere", "a-host-without-workers"])
+def test_a_run_without_faults_completes_where_each_host_makes_a_range(protocol: str, servers: tuple[str, ...]) -> None:
+    history = calm(protocol, shards_on="all", servers=servers)
     tried(history)
-    assert all(agent.drained for agent in run(history).agents.values())
+    assert run(history).stores.keys() == {"node-0", "node-1", "node-2"}
+
+
+@pytest.mark.parametrize("protocol", each((*PROTOCOLS, *IN_GROUPS), default=("bsp", "asp", "ps-plus", *IN_GROUPS)))
+def test_hosts_that_leave_in_good_order_undo_nothing(protocol: str) -> None:
+    """All hosts but the head leave, one after the other, while versions or averages go on being made."""
+    leave = tuple(Drained(1.0 + 0.5 * number, f"node-{number}") for number in (1, 2, 3))
+    store = protocol in PROTOCOLS
+    history = calm(protocol, *leave, batches=200, hosts=4, shards_on="all" if store else None, end=3.0)
+    tried(history)
+    world = run(history)
+    assert all(agent.drained for agent in world.agents.values())
+    moved = [line for line in world.said if "its range of each version moves to host" in line]
+    assert len(moved) == (3 if store else 0)
 
 
 @pytest.mark.parametrize("protocol", ["all-reduce", "ad-psgd"])
 def test_of_two_hosts_that_average_and_can_not_reach_each_other_one_is_lost_and_the_run_goes_on(protocol: str) -> None:
     """Both reach the head, and each has what the other waits for."""
-    script = replace(drawn(0).script, loads=True, starts=0.01, computes=0.05, pieces=4, batches=100)
     apart = tuple(Blocked(0.5, 500.0, *pair) for pair in (("node-1", "node-2"), ("node-2", "node-1")))
-    history = replace(drawn(0), protocol=protocol, script=script, faults=apart, lost=(), max_steps=None, end=100.0)
-    history = replace(history, hosts=3, each=1, restart=0, shards_on=None, max_seconds=None, on_loss="continue")
+    history = calm(protocol, *apart, batches=100, each=1, on_loss="continue", end=100.0)
     tried(history)
     world = run(history)
     assert any("host node-2 is lost: it and host node-1 can't reach each other" in line for line in world.said)
@@ -157,20 +174,10 @@ def test_a_host_that_never_gives_what_others_wait_for_is_lost_and_nobody_waits_f
 
     monkeypatch.setattr(Averaging, "look", partial)
     monkeypatch.setattr(Summands, "look", update)
-    script = replace(drawn(0).script, loads=True, starts=0.01, computes=0.05, pieces=4, batches=100)
-    history = replace(drawn(0), protocol=protocol, script=script, faults=(), lost=(("node-2", "lies"),), max_steps=None)
-    history = replace(history, hosts=3, each=1, restart=0, shards_on="all", max_seconds=None, on_loss="continue")
-    world = run(replace(history, end=0.0, shards_on=None if protocol == "all-reduce" else "all"))
+    where = None if protocol == "all-reduce" else "all"
+    lies = (("node-2", "lies"),)
+    world = run(calm(protocol, batches=100, each=1, shards_on=where, on_loss="continue", lost=lies, end=0.0))
     assert any("host node-2 is lost: it and host node-" in line for line in world.said), world.said
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_run_without_faults_completes_where_a_host_without_workers_makes_a_range(protocol: str) -> None:
-    script = replace(drawn(0).script, loads=True, looks=0.3, pieces=4)
-    history = replace(drawn(0), protocol=protocol, script=script, faults=(), lost=(), max_steps=None, max_seconds=None)
-    history = replace(history, hosts=3, each=2, restart=0, shards_on="all", servers=("node-1",))
-    tried(history)
-    assert run(history).stores.keys() == {"node-0", "node-1", "node-2"}
 
 
 @pytest.mark.long
@@ -188,36 +195,6 @@ def test_many_more_histories_do_in_which_hosts_leave_or_have_no_workers_or_there
 ) -> None:
     for seed in range(SEEDS // 5, 2 * SEEDS):
         tried(made(seed))
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_run_without_faults_completes_under_every_protocol(protocol: str) -> None:
-    loads = replace(drawn(0).script, loads=True)
-    tried(replace(drawn(0), protocol=protocol, script=loads, faults=(), lost=(), max_steps=None, max_seconds=None))
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_run_without_faults_completes_where_each_host_makes_a_range(protocol: str) -> None:
-    script = replace(drawn(0).script, loads=True, looks=0.3, pieces=4)
-    history = replace(drawn(0), protocol=protocol, script=script, faults=(), lost=(), max_steps=None, max_seconds=None)
-    history = replace(history, hosts=3, each=2, restart=0, shards_on="all")
-    tried(history)
-    assert len(run(history).stores) == 3
-
-
-@pytest.mark.parametrize("protocol", each(PROTOCOLS, default=("bsp", "asp", "ps-plus")))
-def test_hosts_that_leave_in_good_order_undo_nothing(protocol: str) -> None:
-    """All hosts but the head leave, one after the other, while versions go on being made."""
-    script = replace(
-        drawn(0).script, loads=True, looks=0.3, pieces=4, starts=0.01, computes=0.05, epochs=2, batches=200
-    )
-    history = replace(drawn(0), protocol=protocol, script=script, lost=(), max_steps=None, max_seconds=None)
-    leave = tuple(Drained(1.0 + 0.5 * number, f"node-{number}") for number in (1, 2, 3))
-    history = replace(history, hosts=4, each=2, restart=0, shards_on="all", faults=leave, end=3.0)
-    tried(history)
-    world = run(history)
-    assert all(agent.drained for agent in world.agents.values())
-    assert len([line for line in world.said if "its range of each version moves to host" in line]) == 3
 
 
 def test_a_host_that_can_t_listen_to_the_others_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:

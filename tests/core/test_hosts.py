@@ -159,10 +159,6 @@ def test_another_host_may_come_in_place_of_one_that_has_left() -> None:
     assert found.came("c", 1.0) == [RefuseHost("c", "this run has all of its 3 hosts")]
 
 
-def test_a_run_of_two_hosts_has_one_besides_the_head() -> None:
-    assert begun("b").came("c", 1.0) == [RefuseHost("c", "this run has all of its 2 hosts")]
-
-
 @pytest.mark.parametrize("silent", ["disconnected", "unheard"])
 def test_a_new_process_on_a_host_that_has_fallen_silent_ends_the_one_before(silent: str) -> None:
     found = begun("b", "c")
@@ -173,37 +169,30 @@ def test_a_new_process_on_a_host_that_has_fallen_silent_ends_the_one_before(sile
     assert found.came("b", 5.0) == [EndHost("b", 1, True, "it has come again"), Admit("b", 2)]
 
 
-@pytest.mark.parametrize(
-    ("shards", "lost"), [(("b",), "c"), (("c",), "b"), (("b", "c"), "c")], ids=lambda value: str(value)
-)
-def test_of_two_hosts_that_cannot_reach_each_other_the_one_without_a_shard_ends_or_else_the_higher_number(
-    shards: tuple[str, ...], lost: str
+UNREACHABLE: dict[str, tuple[str, list[tuple[str, str]], str, list[tuple[str, str]]]] = {
+    # who holds shards, who reports of whom, whom the head hears, and who ends as it can't reach whom
+    "the one without a shard ends": ("b", [("b", "c")], "bcd", [("c", "b")]),
+    "whoever it is, and whoever says so": ("c", [("c", "b")], "bcd", [("b", "c")]),
+    "of two with shards the higher number ends": ("bc", [("c", "b")], "bcd", [("c", "b")]),
+    "both stay as long as neither has a shard": ("", [("b", "c")], "bcd", []),
+    "a host that can't reach the head ends, shard or not": ("b", [("b", "head")], "bcd", [("b", "head")]),
+    "a host that nobody hears is lost, and those that said so stay": ("c", [("c", "b"), ("d", "b")], "cd", [("b", "")]),
+    "of many one at a time ends": ("bcd", [("b", "c"), ("b", "d"), ("c", "d")], "bcd", [("c", "b"), ("d", "b")]),
+}
+
+
+@pytest.mark.parametrize(("shards", "pairs", "heard", "ended"), UNREACHABLE.values(), ids=UNREACHABLE)
+def test_of_hosts_that_cannot_reach_each_other_one_ends(
+    shards: str, pairs: list[tuple[str, str]], heard: str, ended: list[tuple[str, str]]
 ) -> None:
-    for one, other in (("b", "c"), ("c", "b")):
-        found = begun("b", "c", "d")
-        for host in shards:
-            found.exchanges(host, 1)
-        found.unreachable((one, 1), (other, 1), 0.0)
-        kept = "bc".replace(lost, "")
-        assert listens(found, 0, 12, "b", "c", "d") == []
-        assert listens(found, 12, 30, "b", "c", "d") == [
-            EndHost(lost, 1, True, f"it and host {kept} can't reach each other")
-        ]
-
-
-def test_two_hosts_that_cannot_reach_each_other_stay_until_one_holds_a_shard() -> None:
-    found = begun("b", "c")
-    found.unreachable(("b", 1), ("c", 1), 0.0)
-    assert listens(found, 0, 30, "b", "c") == []
-    found.exchanges("b", 1)
-    assert listens(found, 30, 31, "b", "c") == [EndHost("c", 1, True, "it and host b can't reach each other")]
-
-
-def test_a_host_that_cannot_reach_the_head_ends_even_if_it_holds_a_shard() -> None:
-    found = begun("b", "c")
-    found.exchanges("b", 1)
-    found.unreachable(("b", 1), ("head", 0), 0.0)
-    assert listens(found, 0, 30, "b", "c") == [EndHost("b", 1, True, "it and host head can't reach each other")]
+    found = begun("b", "c", "d")
+    for host in shards:
+        found.exchanges(host, 1)
+    for one, other in pairs:
+        found.unreachable((one, 1), (other, 0 if other == "head" else 1), 0.0)
+    whys = [f"it and host {other} can't reach each other" if other else "silent for 11.0 s" for _, other in ended]
+    wanted = [EndHost(host, 1, True, why) for (host, _), why in zip(ended, whys, strict=True)]
+    assert listens(found, 0, 40, *heard) == wanted
 
 
 def test_a_host_that_comes_back_holds_no_shard() -> None:
@@ -228,14 +217,6 @@ def test_hosts_that_reach_each_other_again_stay() -> None:
     assert listens(found, 9, 21, "b", "c") == [], "the time begins anew"
 
 
-def test_a_host_that_nobody_reaches_is_lost_and_those_that_said_so_stay() -> None:
-    found = begun("b", "c", "d")
-    found.exchanges("c", 1)
-    for one in ("c", "d"):
-        found.unreachable((one, 1), ("b", 1), 0.0)
-    assert listens(found, 0, 40, "c", "d") == [EndHost("b", 1, True, "silent for 11.0 s")]
-
-
 def test_a_report_by_or_about_an_incarnation_that_has_ended_has_no_effect() -> None:
     found = begun("b", "c")
     found.exchanges("c", 1)
@@ -244,16 +225,6 @@ def test_a_report_by_or_about_an_incarnation_that_has_ended_has_no_effect() -> N
     found.unreachable(("b", 1), ("c", 1), 0.0)
     found.unreachable(("c", 1), ("b", 1), 0.0)
     assert listens(found, 0, 30, "b", "c") == []
-
-
-def test_of_many_hosts_that_reach_each_other_no_more_one_at_a_time_ends() -> None:
-    found = begun("b", "c", "d")
-    for host in ("b", "c", "d"):
-        found.exchanges(host, 1)
-    for one, other in (("b", "c"), ("b", "d"), ("c", "d")):
-        found.unreachable((one, 1), (other, 1), 0.0)
-    ended = [one.host for one in listens(found, 0, 30, "b", "c", "d") if isinstance(one, EndHost)]
-    assert ended == ["c", "d"], "the pair of c and d ended with c"
 
 
 def test_a_host_ends_its_workers_once_no_beat_of_the_last_timeout_was_acknowledged() -> None:

@@ -36,11 +36,12 @@ from support.tables import (
     refuses,
     release,
     run,
-    sentence,
     taken,
 )
 from support.virtual_time import Played, played
 from support.walk import World, wander
+
+SENTENCE = choose("sync-switch", registry()).sentence
 
 
 def machine(settings: str = "") -> Machine:
@@ -232,7 +233,7 @@ def test_with_the_script_s_own_rates_momentum_changes_alone() -> None:
     world = virtual("switch_at=0.5,momentum=zero,rescale=none", workers=3, steps=30)
     orders = [order for _, order in world.orders(AdjustTraining)]
     assert orders == [adjust(worker, 1.0, 0.0) for worker in range(3)]
-    assert sentence(world.machine, orders[0].why) == "momentum is 0/3 of the script's"
+    assert SENTENCE(orders[0].why) == "momentum is 0/3 of the script's"
 
 
 @pytest.mark.parametrize("policy", ["zero", "ramp"])
@@ -379,7 +380,7 @@ def test_once_the_planned_work_is_done_the_policies_are_inert(policy: str) -> No
 def test_waiting_for_others_makes_nobody_slow() -> None:
     """Of four in lockstep every round takes three seconds, and only the one that computes so long is slow."""
     world = watched("greedy", Slowdown(worker=3, at=0.0, factor=3.0), looks=1)
-    assert sentence(world.machine, world.orders(SwitchProtocol)[0][1].why) == "worker 3 straggled"
+    assert SENTENCE(world.orders(SwitchProtocol)[0][1].why) == "worker 3 straggled"
 
 
 @pytest.mark.parametrize(("switch_at", "part"), [("0.5", "asp"), ("1", "bsp")])

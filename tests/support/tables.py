@@ -3,7 +3,6 @@
 check(machine, [
     (began(0, 1), [release(0, 0, 0), release(1, 0, 0)]),
     (ready(0, 0, 0), [push(0, 0)]),
-    (arrived(1, 0), REFUSED),
 ])
 """
 
@@ -28,27 +27,18 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.machine import Machine, Spec
+from paceline.core.machine import Machine
 from paceline.core.orders import (
     ApplyUpdate,
-    CopyReplica,
-    DropUpdate,
     Hold,
     Order,
     Reduce,
     Release,
-    StartPull,
     StartPush,
     StepReplica,
 )
-from paceline.core.reasons import Why
-from paceline.core.reasons import sentence as written
 from paceline.errors import ProtocolViolation
-from paceline.protocols import registry
 from support.plain_state import to_plain
-
-REFUSED = "refused"
-"""In the place of a row's orders: the fact raises ProtocolViolation and changes nothing."""
 
 Row = tuple[Fact, Any]
 
@@ -56,52 +46,33 @@ Row = tuple[Fact, Any]
 def check(machine: Machine, rows: Iterable[Row]) -> None:
     """Hand the facts to the machine, row by row; fail with the first row that goes otherwise than written."""
     for number, (fact, wanted) in enumerate(rows, start=1):
-        if wanted == REFUSED:
-            refuses(machine, fact, f"row {number}: ")
-            continue
         told = f"row {number}: {fact}\nwanted:\n{_lines(map(str, wanted))}\ngot:\n"
         try:
             got = machine.handle(fact)
         except ProtocolViolation as violation:
             pytest.fail(f"{told}  ProtocolViolation: {violation.rule}")
         if got != tuple(wanted):
-            pytest.fail(told + _lines(f"{order}: {sentence(machine, order.why)}" for order in got))
+            pytest.fail(told + _lines(f"{order}: {order.why}" for order in got))
 
 
-def refuses(machine: Machine, fact: Fact, where: str = "") -> None:
+def refuses(machine: Machine, fact: Fact) -> None:
     """Fail unless the fact raises ProtocolViolation and leaves the machine's state as it was."""
     before = to_plain(machine)
     try:
         got = machine.handle(fact)
     except ProtocolViolation as violation:
         if violation.fact is not fact:
-            pytest.fail(f"{where}{fact} was refused, but the violation names {violation.fact}")
+            pytest.fail(f"{fact} was refused, but the violation names {violation.fact}")
     else:
-        pytest.fail(f"{where}{fact}\nwanted: a ProtocolViolation\ngot:\n{_lines(map(str, got))}")
+        pytest.fail(f"{fact}\nwanted: a ProtocolViolation\ngot:\n{_lines(map(str, got))}")
     if to_plain(machine) != before:
-        pytest.fail(f"{where}{fact} was refused, but changed\n  {before}\nto\n  {to_plain(machine)}")
+        pytest.fail(f"{fact} was refused, but changed\n  {before}\nto\n  {to_plain(machine)}")
 
 
 def run(machine: Machine, rows: Iterable[Row]) -> Machine:
     """The machine, after a table that it must follow."""
     check(machine, rows)
     return machine
-
-
-def reasons(machine: Machine, fact: Fact) -> list[str]:
-    """The sentences that the fact's orders give as their reasons."""
-    return [sentence(machine, order.why) for order in machine.handle(fact)]
-
-
-def sentence(machine: Machine, why: Why) -> str:
-    """`why` written out, its own or a part's: no two protocols of a family give one code two sentences."""
-    cards = (*registry().values(), spec_of(machine))
-    return written(why, {code: text for card in cards for code, text in card.reasons.items()})
-
-
-def spec_of(machine: Machine) -> Spec:
-    """The card of the protocol that this machine is of."""
-    return next(spec for spec in registry().values() if spec.machine is type(machine))
 
 
 def began(
@@ -188,26 +159,12 @@ def average(group: int, *members: int) -> Reduce:
     return Reduce(group=group, members=members, what="parameters")
 
 
-def mean(group: int, *contributions: tuple[int, int, float]) -> Reduce:
-    """Of gradients."""
-    members = tuple(worker for worker, _, _ in contributions)
-    return Reduce(group=group, members=members, what="gradients", contributions=contributions)
-
-
-def copy(source: int, worker: int) -> CopyReplica:
-    return CopyReplica(source=source, worker=worker)
-
-
 def hold(worker: int) -> Hold:
     return Hold(worker=worker)
 
 
 def push(worker: int, step: int, scale: float = 1.0) -> StartPush:
     return StartPush(worker=worker, step=step, scale=scale)
-
-
-def pull(worker: int, version: int) -> StartPull:
-    return StartPull(worker=worker, version=version)
 
 
 def apply(version: int, *contributions: tuple[int, int, float]) -> ApplyUpdate:
@@ -217,11 +174,6 @@ def apply(version: int, *contributions: tuple[int, int, float]) -> ApplyUpdate:
 def apply_one(version: int, worker: int, step: int) -> ApplyUpdate:
     """A version made of a single update."""
     return apply(version, (worker, step, 1.0))
-
-
-def returned(worker: int, step: int) -> DropUpdate:
-    """The update is dropped, and its samples go back."""
-    return DropUpdate(worker=worker, step=step, samples="return")
 
 
 def _lines(parts: Iterable[str]) -> str:
