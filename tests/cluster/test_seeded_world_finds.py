@@ -11,7 +11,7 @@ import pytest
 from paceline.coordinator.agent import _Agent
 from paceline.coordinator.drain import Drain
 from paceline.coordinator.host_registry import HostRegistry
-from paceline.core.host_liveness import Fence, Hosts
+from paceline.core.host_liveness import Fence
 from paceline.core.items import Partial, Update, Version
 from paceline.core.orders import StartPush
 from paceline.host import messages as host_messages
@@ -26,17 +26,13 @@ from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Early
 from paceline.host.replicas.replica_table import ReplicaTable
 from paceline.host.replicas.transfers import ReplicaTransfers
-from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.host_reducer import HostReducer
-from paceline.host.shards.migration import Moves, Taking
+from paceline.host.shards.migration import Moves
 from paceline.host.shards.optimizer_state_gather import Shares
 from paceline.host.shards.range_maker import RangeMaker
-from paceline.host.shards.server import ShardServer
-from paceline.host.training_start import TrainingStart
 from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
 from paceline.ipc.memory import Span
-from paceline.net.control import HeadEnd
 from paceline.net.numbered import Line
 from paceline.transfer.manager import TransferManager
 from support.world.faults import Drained, History, drawn, grouped
@@ -206,18 +202,6 @@ def what_came_before_is_taken_again(patch: Patch) -> None:
     patch.setattr(Line, "received", property(lambda self: max(0, self._received - 1)))
 
 
-def an_incarnation_is_given_twice(patch: Patch) -> None:
-    ends = Hosts._ends
-
-    def ended(self: Hosts, one: Any, why: str) -> Any:
-        orders = ends(self, one, why)
-        one.incarnation -= 1
-        return orders
-
-    patch.setattr(Hosts, "_ends", ended)
-    patch.setattr(HeadEnd, "end", lambda self, host, incarnation, why: [])
-
-
 def a_host_that_is_cut_off_goes_on(patch: Patch) -> None:
     patch.setattr(Fence, "tick", lambda self, now: False)
     patch.setattr(Fence, "due", lambda self: None)
@@ -290,47 +274,6 @@ def a_piece_is_served_before_it_is_made(patch: Patch) -> None:
     patch.setattr(RangeMaker, "has", begun)
 
 
-def an_update_counts_as_here_before_all_ranges_are(patch: Patch) -> None:
-    comes = Arrivals._comes
-
-    def first(self: Arrivals, update: Update, host: str, at: float) -> Any:
-        if update in self._coming:
-            self._coming[update].lacking = {host}
-        return comes(self, update, host, at)
-
-    patch.setattr(Arrivals, "_comes", first)
-
-
-def an_update_is_let_go_before_its_range_is_made(patch: Patch) -> None:
-    came = ShardServer._came
-
-    def let_go(self: ShardServer, item: Any, part: Any) -> None:
-        came(self, item, part)
-        self.comes_no_more(item, whole=False)
-
-    patch.setattr(ShardServer, "_came", let_go)
-
-
-def a_host_makes_ranges_from_what_its_own_worker_begins_with(patch: Patch) -> None:
-    begin = TrainingStart.train
-
-    def at_once(self: TrainingStart, order: host_messages.Train) -> None:
-        begin(self, order)
-        self.process_settled()
-
-    patch.setattr(TrainingStart, "train", at_once)
-
-
-def a_range_moves_without_updates_that_have_arrived(patch: Patch) -> None:
-    begin = Taking.begin
-
-    def begun(self: Taking, *given: Any) -> None:
-        self.arrived = ()
-        begin(self, *given)
-
-    patch.setattr(Taking, "begin", begun)
-
-
 def a_partial_is_served_before_it_is_made(patch: Patch) -> None:
     look = Averaging.look
 
@@ -365,7 +308,6 @@ def a_replica_is_stepped_in_place_though_it_is_needed(patch: Patch) -> None:
 
 FAULTS: dict[Callable[[Patch], None], Callable[[History], History]] = {
     what_came_before_is_taken_again: as_drawn,
-    an_incarnation_is_given_twice: as_drawn,
     a_host_that_is_cut_off_goes_on: as_drawn,
     an_order_is_carried_out_twice: as_drawn,
     an_older_version_is_served: as_drawn,
@@ -373,10 +315,6 @@ FAULTS: dict[Callable[[Patch], None], Callable[[History], History]] = {
     an_update_is_applied_before_it_is_here: as_drawn,
     a_version_counts_as_made_before_its_last_range: in_ranges,
     a_piece_is_served_before_it_is_made: in_ranges,
-    an_update_counts_as_here_before_all_ranges_are: in_ranges,
-    an_update_is_let_go_before_its_range_is_made: in_ranges,
-    a_host_makes_ranges_from_what_its_own_worker_begins_with: in_ranges,
-    a_range_moves_without_updates_that_have_arrived: with_hosts_that_leave,
     a_partial_is_served_before_it_is_made: in_groups,
     a_mean_takes_effect_before_all_hosts_have_it: in_groups,
     a_replica_is_stepped_in_place_though_it_is_needed: in_groups,

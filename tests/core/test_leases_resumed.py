@@ -225,6 +225,21 @@ def test_what_scripts_never_asked_for_in_an_epoch_that_they_left_is_not_dealt_ag
     assert after.take(0, 0, "same") is None
 
 
+def test_nor_are_blocks_drawn_that_they_never_came_to() -> None:
+    leases = Leases("queue", [0, 1])
+    for epoch in range(3):
+        leases.open(epoch, [10] * 4, "same", last=False)
+    use(leases, 0, 0)
+    held = take(leases, 1, 1)
+    use(leases, 0, 0, epoch=2)
+    take(leases, 1, 2)
+    assert leases.epoch() == 1
+    after = resumed(leases, 2)
+    assert after.undrawn(0, 0) is None
+    assert drain(after, 0, 1) == [held.index]
+    assert after.undrawn(0, 1) is None
+
+
 def test_a_worker_that_has_died_comes_to_no_epoch_any_more() -> None:
     leases = opened("queue", 2, 3, 3)
     leases.skip(1, (take(leases, 1, 0),))

@@ -9,12 +9,12 @@ import pytest
 
 from paceline.core.choice import Choice, choose
 from paceline.core.facts import TrainingBegan
-from paceline.core.orders import AdjustTraining, Order, Reduce, SwitchProtocol
+from paceline.core.orders import Reduce, SwitchProtocol
 from paceline.protocols import registry
 from protocols.test_conformance import LARGE
 from protocols.test_conformance import world as begun
 from support.seeds import each_seed
-from support.tables import arrived, averaged, began, check, own, ready, run, stepped
+from support.tables import began
 from support.walk import World, walk, wander
 
 REMEMBER = {name for name, spec in registry().items() if spec.memory is not None}
@@ -105,65 +105,7 @@ def test_a_segment_does_not_repeat_the_draws_of_the_one_before(name: str) -> Non
     assert machine.lots.state == lots  # type: ignore[attr-defined]
 
 
-def test_all_reduce_counts_its_rounds_on() -> None:
-    before = run(
-        choose("all-reduce", registry()).machine(),
-        [(began(0), [own(0, 0, 0)]), (ready(0, 0, 0), [stepped(0, 0, 1), own(0, 1, 1)])],
-    )
-    memory = registry()["all-reduce"].memory(before)  # type: ignore[misc]
-    machine = choose("all-reduce", registry()).machine()
-    check(machine, [(began(0, 1, steps={0: 1}, memory=memory), [own(0, 1, 0), own(1, 0, 0)])])
-    machine.handle(ready(0, 1, 0))
-    assert [order.why for order in machine.handle(ready(1, 0, 0))] == [("all-ready", 1, 2)]
-    assert machine.handle(averaged(0)) == (stepped(0, 1, 1, 0), stepped(1, 0, 1, 0), own(0, 2, 1), own(1, 1, 1))
-
-
-# --- Sync-Switch ------------------------------------------------------------------------------------
-
-
-def after(settings: str, memory: object, workers: int = 2, done: int = 0, work: int = 80) -> tuple[Order, ...]:
-    """The first orders of a segment of Sync-Switch."""
-    machine = choose(f"sync-switch:{settings}", registry()).machine()
-    return machine.handle(began(*range(workers), version=3, work=work, done=done, memory=memory))
-
-
-def switches(orders: tuple[Order, ...]) -> list[str]:
-    return [order.to for order in orders if isinstance(order, SwitchProtocol)]
-
-
-def test_a_run_that_had_switched_goes_on_in_its_second_part_and_says_so() -> None:
-    memory = {"active": "then", "company": 2, "done": 40, "planned": False, "ramped": 8}
-    orders = after("switch_at=0.5", memory)
-    assert switches(orders) == ["asp"]
-    assert isinstance(orders[0], SwitchProtocol), "it comes before all that the second part orders"
-    assert not any(isinstance(order, AdjustTraining) for order in orders), "rates are the script's own"
-
-
-def test_a_run_that_had_not_switched_goes_on_with_the_work_that_is_left_of_its_first_part() -> None:
-    memory = {"active": "first", "company": 2, "done": 24, "planned": True, "ramped": None}
-    machine = choose("sync-switch:switch_at=0.5", registry()).machine()
-    machine.handle(began(0, 1, version=3, work=80, done=24, memory=memory))
-    rounds = 0
-    while rounds < 10:
-        rounds += 1
-        orders: tuple[Order, ...] = ()
-        for worker in (0, 1):
-            machine.handle(ready(worker, rounds - 1, rounds + 2, samples=4))
-            orders = machine.handle(arrived(worker, rounds - 1))
-        if switches(orders):
-            break
-    assert rounds == 2, "16 of 40 samples were left"
-
-
-def test_a_first_part_that_is_through_stays_so_though_the_resumed_run_has_more_work() -> None:
-    memory = {"active": "then", "company": 2, "done": 40, "planned": False, "ramped": 0}
-    assert switches(after("switch_at=0.5,stragglers=greedy", memory, work=8000)) == ["asp"]
-    machine = choose("sync-switch:switch_at=0.5,stragglers=greedy", registry()).machine()
-    machine.handle(began(0, 1, work=8000, memory=memory))
-    assert not machine.watching  # type: ignore[attr-defined]
-
-
-def test_a_phase_whose_end_had_begun_is_over() -> None:
+def test_a_phase_of_sync_switch_whose_end_had_begun_is_over() -> None:
     world = World.of(choose("sync-switch:switch_at=0.5,first=asp,then=bsp", registry()), workers=3, steps=8, work=24)
     for _ in wander(world, random.Random(1), turmoil=0.0):
         machine = world.machine
@@ -173,24 +115,13 @@ def test_a_phase_whose_end_had_begun_is_over() -> None:
         raise AssertionError("no phase took a while to end")
     memory = world.spec.memory(machine)  # type: ignore[misc]
     assert (memory["active"], memory["ramped"]) == ("then", 0)
-    assert switches(after("switch_at=0.5,first=asp,then=bsp", memory, workers=3, work=24)) == ["bsp"]
-
-
-def test_without_a_memory_the_work_that_is_done_says_which_part_it_is() -> None:
-    assert switches(after("switch_at=0.5", None, done=39)) == []
-    assert switches(after("switch_at=0.5", None, done=40)) == ["asp"]
-    assert switches(after("switch_at=0.0", None, done=40)) == [], "it has no first part"
-
-
-def test_the_ramp_of_momentum_goes_on_in_parts_of_the_first_company() -> None:
-    memory = {"active": "then", "company": 4, "done": 40, "planned": False, "ramped": 10}
-    orders = after("switch_at=0.5,momentum=ramp", memory)
-    momentum = [order.momentum_scale for order in orders if isinstance(order, AdjustTraining)]
-    assert momentum == [0.75, 0.75], "half of a quarter of 80 samples is ramped"
+    resumed = world.choice.machine()
+    orders = resumed.handle(began(0, 1, 2, version=3, work=24, memory=memory))
+    assert [order.to for order in orders if isinstance(order, SwitchProtocol)] == ["bsp"]
 
 
 @pytest.mark.parametrize("active", ["first", "then"])
-def test_a_segment_in_which_nothing_happens_remembers_what_the_one_before_did(active: str) -> None:
+def test_a_segment_of_sync_switch_in_which_nothing_happens_remembers_what_the_one_before_did(active: str) -> None:
     ramped = None if active == "first" else 7
     memory = {"active": active, "company": 4, "done": 40, "planned": active == "first", "ramped": ramped}
     machine = choose("sync-switch:switch_at=0.75", registry()).machine()

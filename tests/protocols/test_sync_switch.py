@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.facts import Fact
 from paceline.core.orders import AdjustTraining, ApplyUpdate, Hold, LeaveOut, Release, SwitchProtocol
 from paceline.errors import ConfigError
 from paceline.protocols import registry, sync_switch
@@ -26,7 +25,6 @@ from support.tables import (
     arrived,
     began,
     check,
-    declined,
     hold,
     joined,
     left,
@@ -52,20 +50,6 @@ def machine(settings: str = "") -> Machine:
 
 def adjust(worker: int, scale: float, momentum: float = 1.0) -> AdjustTraining:
     return AdjustTraining(worker=worker, learning_rate_scale=scale, momentum_scale=momentum)
-
-
-def halfway(settings: str = "rescale=none") -> Machine:
-    """ASP, then BSP after 16 samples; 0 has reached the last of them and waits, 1 computes, 2 pushes."""
-    return run(
-        machine(f"first=asp,then=bsp,switch_at=0.5,{settings}"),
-        [
-            (began(0, 1, 2, work=32), [release(0, 0, 0), release(1, 0, 0), release(2, 0, 0)]),
-            *pushed(0, 0, 0, [apply_one(1, 0, 0), release(0, 1, 1)]),
-            (ready(2, 0, 0), [push(2, 0)]),
-            (ready(0, 1, 1), [push(0, 1)]),
-            (arrived(0, 1, at=5.0), [apply_one(2, 0, 1), hold(0)]),
-        ],
-    )
 
 
 LAME = Slowdown(worker=3, at=20.0, for_=40.0, factor=3.0)
@@ -260,15 +244,6 @@ def test_the_card_of_the_part_goes_with_the_switch() -> None:
     assert (switched.to, switched.parameters) == ("ssp", (("bound", 2),))
 
 
-@pytest.mark.parametrize(
-    "fact",
-    [ready(0, 2, 2), ready(0, 1, 1), arrived(0, 1), declined(0, 2), taken(0, 2), joined(0, 9), began(0), left(9)],
-    ids=str,
-)
-def test_what_cannot_be_true_of_one_who_waits_is_refused(fact: Fact) -> None:
-    refuses(halfway(), fact)
-
-
 @each_seed(range(40))
 def test_no_phase_begins_with_a_pull_while_an_earlier_one_is_on_its_way(seed: int) -> None:
     """Its end would be told after the release. Under hsp, versions are pulled beside a step. Workers die and join."""
@@ -298,19 +273,6 @@ def test_rounds_that_end_after_the_planned_work_have_the_rates_of_their_gradient
                     n = len(order.contributions)
                     assert [scales.get(worker, 1.0) for worker, _, _ in order.contributions] == [n] * n
     assert late > 5
-
-
-def test_from_asp_to_bsp_rates_are_multiplied_as_bsp_begins() -> None:
-    ending = run(halfway("rescale=linear"), [(arrived(2, 0), [apply_one(3, 2, 0), hold(2)])])
-    orders = ending.handle(left(1))
-    assert orders[1:3] == (adjust(0, 2.0), adjust(2, 2.0))
-
-
-def test_a_newcomer_has_the_script_s_own_rates() -> None:
-    begun = machine("switch_at=1")
-    for fact in (began(0, 1), left(1), joined(1, 1), ready(0, 0, 0), arrived(0, 0), ready(1, 1, 0)):
-        begun.handle(fact)
-    assert [order for order in begun.handle(arrived(1, 1)) if isinstance(order, AdjustTraining)] == [adjust(1, 2.0)]
 
 
 @pytest.mark.parametrize("settings", ["switch_at=0", "first=asp,then=ssp", "rescale=none,switch_at=0.5"])
