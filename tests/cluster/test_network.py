@@ -42,14 +42,6 @@ def test_alone_it_takes_latency_and_size_over_bandwidth() -> None:
     assert drain(of) == [LinkTransfer(number=0, worker=3, direction="push", size=200, began=1.0, ended=3.5)]
 
 
-def test_the_directions_do_not_disturb_each_other() -> None:
-    of = link(incast=0.5)
-    of.begin(0, "push", 100, 0.0)
-    for worker in (1, 2, 3):
-        of.begin(worker, "pull", 100, 0.25)
-    assert ends(of) == {0: 1.0, 1: 3.25, 2: 3.25, 3: 3.25}
-
-
 def test_on_an_unlimited_link_all_take_the_latency_alone_in_the_order_of_their_beginning() -> None:
     of = link(bandwidth=None, latency=0.5, incast=0.5)
     for number, size in enumerate((10**18, 5, 0, 7)):
@@ -87,21 +79,6 @@ def test_asking_too_early_changes_nothing() -> None:
     assert of == before
     of.begin(1, "push", 25, 0.5)  # earlier than the question was
     assert list(ends(of).items()) == [(1, 1.0), (0, 1.25)]
-
-
-def test_what_an_end_gives_rise_to_begins_at_that_end_however_late_it_is_asked_for() -> None:
-    """0 ends at 1 and 1 at 3.5; all of it is asked for at second 100 only."""
-    of = link()
-    of.begin(0, "push", 50, 0.0)
-    of.begin(1, "push", 250, 0.0)
-    first = of.finish(100.0)
-    assert first is not None
-    assert first.ended == 1.0
-    of.begin(0, "push", 50, first.ended)
-    second = of.finish(100.0)
-    assert second is not None
-    assert (second.number, second.began, second.ended) == (2, 1.0, 2.0)
-    assert ends(of) == {1: 3.5}
 
 
 def test_a_beginning_before_what_has_happened_is_taken_as_now() -> None:
