@@ -68,22 +68,16 @@ def test_any_history_keeps_the_rules_where_bytes_of_what_was_cancelled_come_late
     all_tried(seeds()[::2])
 
 
-def test_any_history_in_which_hosts_leave_in_good_order_keeps_the_rules() -> None:
+OTHERS = [pytest.param(leaving, 5, id="hosts-leave"), pytest.param(serving, 3, id="hosts-without-workers")]
+OTHERS += [pytest.param(alone, 2, id="one-host")]
+"""Other histories, and of how many seeds one is tried."""
+
+
+@pytest.mark.parametrize(("made", "of"), OTHERS)
+def test_any_history_of_another_kind_keeps_the_rules(made: Callable[[int], History], of: int) -> None:
     first, *_, last = seeds()
-    for seed in range(first, first + (last - first) // 5 + 1):
-        tried(leaving(seed))
-
-
-def test_any_history_in_which_hosts_without_workers_make_versions_keeps_the_rules() -> None:
-    first, *_, last = seeds()
-    for seed in range(first, first + (last - first) // 3 + 1):
-        tried(serving(seed))
-
-
-def test_any_history_of_a_run_on_one_host_keeps_the_rules() -> None:
-    first, *_, last = seeds()
-    for seed in range(first, first + (last - first) // 2 + 1):
-        tried(alone(seed))
+    for seed in range(first, first + (last - first) // of + 1):
+        tried(made(seed))
 
 
 FOUND = {
@@ -187,11 +181,9 @@ def test_many_more_histories_keep_the_rules_and_come_to_their_ends() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("made", [leaving, serving, alone], ids=["leaving", "serving", "alone"])
-def test_many_more_histories_do_in_which_hosts_leave_or_have_no_workers_or_there_is_one(
-    made: Callable[[int], History],
-) -> None:
-    for seed in range(SEEDS // 5, 2 * SEEDS):
+@pytest.mark.parametrize(("made", "of"), OTHERS)
+def test_many_more_histories_of_another_kind_keep_the_rules(made: Callable[[int], History], of: int) -> None:
+    for seed in range(SEEDS // of, 2 * SEEDS):
         tried(made(seed))
 
 

@@ -174,7 +174,6 @@ UNREACHABLE: dict[str, tuple[str, list[tuple[str, str]], str, list[tuple[str, st
     "the one without a shard ends": ("b", [("b", "c")], "bcd", [("c", "b")]),
     "whoever it is, and whoever says so": ("c", [("c", "b")], "bcd", [("b", "c")]),
     "of two with shards the higher number ends": ("bc", [("c", "b")], "bcd", [("c", "b")]),
-    "both stay as long as neither has a shard": ("", [("b", "c")], "bcd", []),
     "a host that can't reach the head ends, shard or not": ("b", [("b", "head")], "bcd", [("b", "head")]),
     "a host that nobody hears is lost, and those that said so stay": ("c", [("c", "b"), ("d", "b")], "cd", [("b", "")]),
     "of many one at a time ends": ("bcd", [("b", "c"), ("b", "d"), ("c", "d")], "bcd", [("c", "b"), ("d", "b")]),
@@ -193,6 +192,14 @@ def test_of_hosts_that_cannot_reach_each_other_one_ends(
     whys = [f"it and host {other} can't reach each other" if other else "silent for 11.0 s" for _, other in ended]
     wanted = [EndHost(host, 1, True, why) for (host, _), why in zip(ended, whys, strict=True)]
     assert listens(found, 0, 40, *heard) == wanted
+
+
+def test_two_hosts_that_cannot_reach_each_other_stay_until_one_holds_a_shard() -> None:
+    found = begun("b", "c")
+    found.unreachable(("b", 1), ("c", 1), 0.0)
+    assert listens(found, 0, 30, "b", "c") == []
+    found.exchanges("b", 1)
+    assert listens(found, 30, 31, "b", "c") == [EndHost("c", 1, True, "it and host b can't reach each other")]
 
 
 def test_a_host_that_comes_back_holds_no_shard() -> None:
