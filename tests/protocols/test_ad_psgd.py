@@ -13,18 +13,14 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, ReduceFinished, TrainingBegan
-from paceline.core.orders import CopyReplica, Reduce, Release, StepReplica
+from paceline.core.orders import Reduce, Release, StepReplica
 from paceline.protocols import registry
 from paceline.protocols.ad_psgd import Config, Machine
 from support.seeds import each_seed
 from support.tables import (
     average,
-    averaged,
     began,
-    copied,
     declined,
-    failed,
-    joined,
     left,
 )
 from support.walk import World, walk, wander
@@ -62,21 +58,6 @@ def test_who_waited_for_a_passive_one_that_leaves_asks_another() -> None:
     pytest.fail("no seed made a queue")
 
 
-def test_joiners_take_the_role_that_fewer_have() -> None:
-    machine = begun(3)
-    machine.handle(left(0))
-    machine.handle(failed(0, 0))
-    machine.handle(averaged(1))
-    roles = {}
-    for worker, step in ((3, 0), (4, 0), (0, 1)):
-        (order,) = machine.handle(joined(worker, step))
-        assert isinstance(order, CopyReplica)
-        machine.handle(copied(order.source, worker))
-        roles[worker] = "active" if worker in machine.actives else "passive"
-    assert roles == {3: "active", 4: "passive", 0: "active"}
-    assert machine.passives == [1, 4]
-
-
 @pytest.mark.parametrize(
     ("workers", "neighbours"),
     [
@@ -107,13 +88,6 @@ def test_in_a_complete_topology_any_passive_one_is_a_neighbour() -> None:
     machine = begun(7, "bipartite-complete")
     machine.handle(left(3))
     assert all(machine.neighbours(active) == [1, 5] for active in (0, 2, 4, 6))
-
-
-def test_roles_go_by_position_and_not_by_number() -> None:
-    machine = ad_psgd()
-    machine.handle(began(3, 5, 8, 9))
-    assert list(machine.actives) == [3, 8]
-    assert machine.passives == [5, 9]
 
 
 @pytest.mark.parametrize(("topology", "edges"), [("bipartite-ring", 6), ("bipartite-complete", 9)])

@@ -1,4 +1,7 @@
-"""Ripples' rules: the averages, the static table, the group generator in thousands of histories, and its pace."""
+"""Ripples: the static table, who is drawn and divided, where joiners sit, and its pace in virtual time.
+
+What becomes of a group is in `transcripts/ripples.txt`.
+"""
 
 from __future__ import annotations
 
@@ -173,14 +176,6 @@ def test_a_drawn_group_conflicts_if_and_only_if_any_of_its_members_is_in_an_unfi
     assert conflicts > 0
 
 
-def test_whoever_belongs_to_a_group_already_gets_it_and_draws_none() -> None:
-    machine = begun(["host"] * 4, schedule="random", group_size=4)
-    for worker in range(3):
-        ready(machine, worker)
-    assert machine.planned == 1
-    assert machine.requests == 3
-
-
 # The smart schedule.
 
 
@@ -214,27 +209,6 @@ def joins(machine: Machine, worker: int, step: int = 0, host: str = "host") -> t
     return machine.handle(ReplicaCopied(source=order.source, worker=worker, at=0.0))
 
 
-def ask(machine: Machine, workers: Sequence[int], requests: int) -> None:
-    """Each of them makes so many more requests, in groups of them alone; every group ends at once."""
-    goal = {worker: machine.members[worker].requests + requests for worker in workers}
-    while any(machine.members[worker].requests < goal[worker] for worker in workers):
-        for worker in workers:
-            if machine.members[worker].requests < goal[worker]:
-                assert machine.replicas.seats[worker].phase == "computing", "somebody else is awaited"
-                ready(machine, worker)
-        for group in list(machine.running):
-            finish(machine, group)
-
-
-def test_a_joiner_counts_its_requests_from_the_greatest_count_so_that_the_filter_leaves_it_not_out() -> None:
-    machine = begun(["host"] * 2, threshold=2)
-    ask(machine, [0, 1], 10)
-    assert joins(machine, 2) == (released(2, 0, machine.replicas.seats[0].version),)
-    assert machine.members[2].requests == 10
-    ready(machine, 0)
-    assert planned(machine)[-1] == [0, 1, 2]
-
-
 def test_who_comes_back_takes_its_old_place_and_another_one_the_first_that_is_empty() -> None:
     machine = begun(FOUR_BY_FOUR[:8], schedule="static")
     for worker in (2, 5, 6):
@@ -255,28 +229,6 @@ def test_without_an_empty_place_those_of_one_more_node_are_laid_out() -> None:
     assert planned(machine) == [[0, 4, 8]]  # its peers, in request 0
 
 
-def test_a_static_group_that_is_waited_for_stays_the_same_when_places_are_laid_out() -> None:
-    machine = begun(["host"] * 2, schedule="static")
-    ready(machine, 0)
-    assert ready(machine, 0) == (Hold(worker=0),)  # its second group is with 1
-    joins(machine, 2)
-    ready(machine, 1)
-    assert ready(machine, 1) == (Reduce(group=0, members=(0, 1), what="parameters"),)
-    assert planned(machine) == [[0, 1]]
-
-
-def test_a_joiner_is_in_no_static_group_of_a_request_before_its_own_first_one() -> None:
-    """By the ruler, 2 is alone in its first three requests; 0 would meet 1 in its second."""
-    machine = begun(["host"] * 3, schedule="static")
-    ask(machine, [2], 3)
-    left(machine, 1)
-    joins(machine, 1, step=1)
-    assert machine.members[1].requests == 3
-    ask(machine, [0], 3)
-    ready(machine, 0)
-    assert planned(machine) == [[0, 1, 2]]
-
-
 # What all schedules share.
 
 
@@ -291,16 +243,7 @@ def test_the_seed_settles_every_draw(schedule: str) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_a_worker_asks_after_every_section_of_steps() -> None:
-    machine = begun(["host"] * 4, section_length=3)
-    assert ready(machine, 1) == (released(1, 1, 1),)
-    assert ready(machine, 1) == (released(1, 2, 2),)
-    assert machine.requests == 0
-    ready(machine, 1)
-    assert machine.requests == 1
-
-
-# The group generator, in thousands of random histories.
+# Divisions, in random histories.
 
 SMART = ["ripples", "ripples:group_size=2,threshold=2", "ripples:threshold=none,section_length=2"]
 HISTORIES = 200
