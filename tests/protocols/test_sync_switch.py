@@ -12,30 +12,15 @@ from typing import Any
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.orders import AdjustTraining, ApplyUpdate, Hold, LeaveOut, Release, SwitchProtocol
+from paceline.core.facts import Fact
+from paceline.core.orders import AdjustTraining, ApplyUpdate, Hold, LeaveOut, Order, Release, SwitchProtocol
 from paceline.errors import ConfigError
 from paceline.protocols import registry, sync_switch
 from paceline.protocols.sync_switch import Machine, slow, unfit
 from paceline.scenario.scenario import Kill, Scenario, Slowdown
 from support.plain_state import to_plain
 from support.seeds import each_seed
-from support.tables import (
-    apply,
-    apply_one,
-    arrived,
-    began,
-    check,
-    hold,
-    joined,
-    left,
-    push,
-    pushed,
-    ready,
-    refuses,
-    release,
-    run,
-    taken,
-)
+from support.tables import arrived, began, joined, left, ready, release, taken
 from support.virtual_time import Played, played
 from support.walk import World, wander
 
@@ -75,27 +60,6 @@ def applied(world: Played) -> int:
 
 def in_rounds(world: Played) -> list[ApplyUpdate]:
     return [order for _, order in world.orders(ApplyUpdate) if order.why[0] == "round-complete"]
-
-
-# --- when -------------------------------------------------------------------------------------------
-
-
-def test_seven_hundredths_of_a_hundred_are_seven_and_no_rounding_error_more() -> None:
-    begun = machine("switch_at=0.07")
-    begun.handle(began(0, work=100))
-    assert begun.goal == 7
-
-
-@pytest.mark.parametrize("settings", ["switch_at=0.5", "switch_at=1,stragglers=greedy,momentum=ramp"])
-def test_a_share_of_work_that_nobody_knows_is_refused(settings: str) -> None:
-    begun = machine(settings)
-    refuses(begun, began(0, 1, work=None))
-    assert begun.handle(began(0, 1, work=8))
-
-
-@pytest.mark.parametrize("switch_at", ["0", "1"])
-def test_none_or_all_of_work_that_nobody_knows_is_not_refused(switch_at: str) -> None:
-    assert machine(f"switch_at={switch_at}").handle(began(0, work=None))
 
 
 # --- what the work is counted in ----------------------------------------------------------------------
@@ -378,53 +342,39 @@ def test_a_step_s_time_begins_when_its_parameters_have_come_and_counts_by_its_sa
     }
 
 
+def told(settings: str, *facts: Fact) -> tuple[Order, ...]:
+    """What a machine orders at the last of these facts."""
+    begun = machine(settings)
+    return [begun.handle(fact) for fact in facts][-1]
+
+
 def test_a_straggler_that_dies_before_it_is_out_is_out_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_switch, "slow", lambda *_: [1])
-    check(
-        machine("first=asp,switch_at=0.5,stragglers=elastic,consecutive=1"),
-        [
-            (began(0, 1), [release(0, 0, 0), release(1, 0, 0)]),
-            *pushed(0, 0, 0, [apply_one(1, 0, 0), release(0, 1, 1)]),
-            *pushed(0, 1, 1, [apply_one(2, 0, 1), release(0, 2, 2)]),
-            (left(1), []),
-            (joined(1, 1), [hold(1)]),
-        ],
-    )
+    two_steps = (ready(0, 0, 0), arrived(0, 0), ready(0, 1, 1), arrived(0, 1))
+    settings = "first=asp,switch_at=0.5,stragglers=elastic,consecutive=1"
+    assert told(settings, began(0, 1), *two_steps, left(1), joined(1, 1)) == (Hold(worker=1),)
 
 
 def test_a_phase_that_ends_for_a_straggler_ends_for_that_also_if_the_planned_work_is_done_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """24 samples are planned. With the second 8 of them the phase begins to end, and the third 8 come meanwhile."""
     monkeypatch.setattr(sync_switch, "slow", lambda *_: [1])
-    ending = run(
-        machine("first=asp,then=ssp,switch_at=0.5,stragglers=greedy,consecutive=1"),
-        [
-            (began(0, 1, work=48), [release(0, 0, 0), release(1, 0, 0)]),
-            *pushed(0, 0, 0, [apply_one(1, 0, 0), release(0, 1, 1)]),
-            (ready(0, 1, 1), [push(0, 1)]),
-            (arrived(0, 1, at=3.0), [apply_one(2, 0, 1), hold(0)]),
-            (ready(1, 0, 0), [push(1, 0)]),
-        ],
+    orders = told(
+        "first=asp,then=ssp,switch_at=0.5,stragglers=greedy,consecutive=1",
+        *(began(0, 1, work=48), ready(0, 0, 0), arrived(0, 0), ready(0, 1, 1), arrived(0, 1, at=3.0)),
+        *(ready(1, 0, 0), arrived(1, 0, at=9.0)),
     )
-    (switched,) = [order for order in ending.handle(arrived(1, 0, at=9.0)) if isinstance(order, SwitchProtocol)]
+    (switched,) = [order for order in orders if isinstance(order, SwitchProtocol)]
     assert (switched.since, switched.why) == (3.0, ("straggler", (1,)))
-    assert ending.done == ending.goal == 24
 
 
 def test_the_last_one_who_computes_goes_on_however_slow_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_switch, "slow", lambda *_: [0, 1, 2])
-    begun = run(
-        machine("switch_at=0.5,stragglers=elastic,consecutive=1,rescale=none"),
-        [
-            (began(0, 1, 2), [release(worker, 0, 0) for worker in range(3)]),
-            *pushed(0, 0, 0, [hold(0)]),
-            *pushed(1, 0, 0, [hold(1)]),
-            (ready(2, 0, 0), [push(2, 0)]),
-        ],
-    )
-    made = apply(1, *((worker, 0, 1 / 3) for worker in range(3)))
-    out = (LeaveOut(worker=0), LeaveOut(worker=1), hold(0), hold(1))
-    assert begun.handle(arrived(2, 0)) == (made, release(2, 1, 1), *out)
+    round_of_all = [fact for worker in range(3) for fact in (ready(worker, 0, 0), arrived(worker, 0))]
+    settings = "switch_at=0.5,stragglers=elastic,consecutive=1,rescale=none"
+    _, *after = told(settings, began(0, 1, 2), *round_of_all)
+    assert after == [release(2, 1, 1), *(LeaveOut(worker=one) for one in (0, 1)), *(Hold(worker=one) for one in (0, 1))]
 
 
 def test_what_is_kept_of_the_workers_does_not_grow_with_the_run() -> None:
