@@ -106,19 +106,15 @@ MISTAKES = [
     ),
     ("other workers than hosts have", "[cluster]\nworkers = 4\n" + hosts("workers = 1"), ["workers is 4", "make it 3"]),
     ("other nodes than hosts", "[cluster]\nnodes = 3\n" + hosts("workers = 1"), ["cluster.nodes is 3", "make it 2"]),
-    *(
-        (
-            f"{key} beside hosts",
-            f"[network]\n{key} = {value}\n" + hosts("workers = 1"),
-            [f"network.{key} is {value}", "links belong to hosts"],
-        )
-        for key, value in (
-            ("bandwidth", '"1GB/s"'),
-            ("latency", '"1ms"'),
-            ("incast", "0.5"),
-            ("servers", "2"),
-            ("worker_bandwidth", '"1GB/s"'),
-        )
+    (
+        "a link beside hosts",
+        '[network]\nworker_bandwidth = "1GB/s"\n' + hosts("workers = 1"),
+        ['network.worker_bandwidth is "1GB/s"', "links belong to hosts"],
+    ),
+    (
+        "servers beside hosts",
+        "[network]\nservers = 2\n" + hosts("workers = 1"),
+        ["network.servers is 2", "links belong"],
     ),
     ("no speed", "[[worker]]\nindex = 3", ["worker table 1: speed is missing", "speed = 0.25"]),
     ("no index", "[[worker]]\nspeed = 1", ["worker table 1: index is missing", "index = 3"]),
