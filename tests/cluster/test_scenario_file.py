@@ -114,7 +114,7 @@ MISTAKES = [
     (
         "servers beside hosts",
         "[network]\nservers = 2\n" + hosts("workers = 1"),
-        ["network.servers is 2", "links belong"],
+        ["network.servers is 2", "links"],
     ),
     ("no speed", "[[worker]]\nindex = 3", ["worker table 1: speed is missing", "speed = 0.25"]),
     ("no index", "[[worker]]\nspeed = 1", ["worker table 1: index is missing", "index = 3"]),
