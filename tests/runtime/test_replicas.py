@@ -122,9 +122,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
 @pytest.fixture(scope="module")
 def runs(known: Known) -> Iterator[Runs]:
     calls = {
-        name: partial(known, name, HURT, 5, inside=inside, early=4)
-        for name, inside in SYSTEMS.items()
-        if name in SHORT
+        name: partial(known, name, HURT, 5, inside=inside, early=4) for name, inside in SYSTEMS.items() if name in SHORT
     }
     with side_by_side({"nodes": partial(known, "ripples", NODES, 8), **calls}) as futures:
         yield futures

@@ -10,7 +10,7 @@ from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import Run, replayed
 from support.scripts import that_draws
-from support.sound import right, same_bits, sound
+from support.sound import same_bits, sound
 from support.suites import each
 
 IN_GROUPS = sorted(name for name, spec in registry().items() if spec.in_groups)
@@ -64,11 +64,11 @@ def wide() -> str:
 
 def test_every_host_makes_a_slice_where_the_model_has_enough_pieces_as_rounds_with_a_store_do(launch: Launch) -> None:
     """All-Reduce and BSP add up what a host's workers have first, and then what the hosts have: to the same bits."""
-    run = launch.run(wide(), *HOSTS, "-p", "all-reduce").completed()
+    run = launch.run(wide(), *HOSTS, "-p", "all-reduce", "--max-steps", "16").completed()
     both = [("node-0", "node-1"), ("node-1", "node-0")]
     assert fetched(run) == {(kind, *pair) for kind in ("partial", "mean") for pair in both}
     sound(run)
-    assert same_bits(run, launch.run(wide(), *HOSTS, "-p", "bsp").completed())
+    assert same_bits(run, launch.run(wide(), *HOSTS, "-p", "bsp", "--max-steps", "16").completed())
 
 
 @pytest.mark.parametrize("protocol", AD_PSGD)

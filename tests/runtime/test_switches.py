@@ -58,7 +58,7 @@ MADE = {
     "ramp": [(1.0, 0.5)] * 10 + [(1.0, 0.25)] * 5 + [(1.0, 0.5)] * 15,
     "rescaled": [(2.0, 0.5)] * 10 + [(1.0, 0.5)] * 20,
 }
-"""Rate and momentum of ten versions of two gradients, then of twenty of one. A ramp's stage is an eighth of the work."""
+"""Rates and momenta of ten versions of two gradients, then of twenty of one. A stage is an eighth of the work."""
 
 Runs = dict[str, Future[Run]]
 

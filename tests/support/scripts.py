@@ -98,8 +98,8 @@ for epoch in range(2):
 def that_draws(inside: str = "", *, before: str = "", after: str = "", logged: str = "loss=loss.item()") -> str:
     """A script for replays, which draws wherever it can: values, orders, masks and what it evaluates.
 
-    It has buffers, momentum and a scheduler, too. `before` comes after `prepare`, `inside` before each step, and `after`
-    at the end. `logged` is what is logged.
+    It has buffers, momentum and a scheduler, too. `before` comes after `prepare`, `inside` before each step, and
+    `after` at the end. `logged` is what is logged.
     """
     parts = {"before": dedent(before), "inside": indent(dedent(inside), " " * 8), "after": dedent(after)}
     return DRAWS.format(**parts, logged=logged)
