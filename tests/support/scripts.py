@@ -105,6 +105,12 @@ def that_draws(inside: str = "", *, before: str = "", after: str = "", logged: s
     return DRAWS.format(**parts, logged=logged)
 
 
+def that_resumes(inside: str = "", *, before: str = "", after: str = "", keep: str = "'scheduler': scheduler") -> str:
+    """The same, as a run can go on with it: it keeps these objects, and loops over the epochs that are left."""
+    text = that_draws(inside, before=before, after=after).replace("in range(2)", "in paceline.epochs(2)")
+    return text.replace("epochs=2,", f"epochs=2, keep={{{keep}}},")
+
+
 ENDLESS: dict[str, int] = {"epochs": 300, "samples": 4000}
 """For `training`: more than any test waits for, in epochs so long that a stopped script is soon through them."""
 
