@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -233,46 +232,36 @@ def test_a_run_goes_on_with_the_workers_that_it_has_when_its_zygote_is_killed(la
     assert "died" not in run.err
 
 
-@pytest.mark.real_run
-def test_a_run_whose_zygote_is_killed_before_it_has_all_workers_fails_in_one_line(tmp_path: Path) -> None:
+KILLS_ITS_ZYGOTE = """
+import os, signal
+from paceline.coordinator import run
+from paceline.ipc import zygote
+from paceline.host.workers import Workers
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+fork, start = zygote.fork_child, Workers.start
+def fork_alone(body):
+    assert threads() == 1
+    return fork(body)
+def kill_first(workers, numbers):
+    if numbers[0]:
+        assert threads() > 1
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
+            os.kill(int(children.read().split()[0]), signal.SIGKILL)
+    start(workers, numbers)
+zygote.fork_child, Workers.start, run.AT_ONCE = fork_alone, kill_first, 1
+"""
+
+
+def test_a_run_whose_zygote_is_killed_before_it_has_all_workers_fails_in_one_line(launch: Launch) -> None:
     """The launcher has one thread when it forks the zygote, and more by then."""
-    (tmp_path / "train.py").write_text(training())
-    program = """
-        import os, signal
-        from paceline.ipc import zygote
-        from paceline.host.workers import Workers
-        from support.processes import zygote_of
-        def threads():
-            return len(os.listdir("/proc/self/task"))
-        fork, start = zygote.fork_child, Workers.start
-        def fork_alone(body):
-            from paceline.coordinator import run
-            run.AT_ONCE = 1
-            assert threads() == 1
-            return fork(body)
-        def kill_first(workers, numbers):
-            if numbers[0]:
-                assert threads() > 1
-                os.kill(zygote_of(os.getpid()), signal.SIGKILL)
-            start(workers, numbers)
-        zygote.fork_child, Workers.start = fork_alone, kill_first
-        from paceline.cli.main import main
-        raise SystemExit(main())
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), "run", "-n", "2", "-p", "asp", "--out", "run", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 3
-    assert "Traceback" not in done.stdout + done.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["outcome"] == "failed"
-    assert summary["error"].startswith("worker 1 can't be started: the process that workers are forked from (")
+    run = launch.run(training(), "-n", "2", "-p", "asp", first=KILLS_ITS_ZYGOTE)
+    assert run.code == 3
+    assert "Traceback" not in run.out + run.err
+    assert run.summary["outcome"] == "failed"
+    assert run.summary["error"].startswith("worker 1 can't be started: the process that workers are forked from (")
 
 
 HELD = """
