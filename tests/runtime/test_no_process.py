@@ -11,7 +11,6 @@ import pytest
 from paceline.ipc import processes
 from paceline.ipc.processes import NoProcess, fork_child, fork_orphan
 from support.launch import Launch
-from support.runs import Run
 from support.scripts import training
 
 FULL = "no further process can be started: Resource temporarily unavailable; "
@@ -77,22 +76,19 @@ os.fork = fork
 """
 
 
-def run_of_four(launch: Launch, forks: int) -> Run:
-    """A run of four workers where a process can fork so often, and what it forks as often less than it has itself."""
+@pytest.mark.parametrize(("forks", "said"), [(4, f"workers 0, 1, 2, 3 can't be started: {FULL}"), (0, FULL)])
+def test_what_a_launcher_can_not_fork_fails_the_run_with_3_in_one_line_and_leaves_nothing(
+    forks: int, said: str, launch: Launch
+) -> None:
+    """A process can fork so often, and what it forks as often less than it has itself.
+
+    The zygote is the first fork, the process in between the second. Two of the workers are there for a moment.
+    """
     ended = launch.run(training(), "-n", "4", first=FORKS_SO_OFTEN.format(forks=forks))
     assert ended.code == 3
     assert "Traceback" not in ended.out + ended.err
-    return ended
-
-
-def test_workers_that_cannot_be_forked_fail_the_run_with_3_and_a_summary_and_leave_nothing(launch: Launch) -> None:
-    """The zygote is the first fork, the process in between the second. Two of the workers are there for a moment."""
-    ended = run_of_four(launch, forks=4)
-    assert ended.summary["outcome"] == "failed"
-    assert ended.summary["error"].startswith(f"workers 0, 1, 2, 3 can't be started: {FULL}")
-
-
-def test_a_zygote_that_cannot_be_forked_fails_the_run_with_3_in_one_line(launch: Launch) -> None:
-    ended = launch.run(training(), "-n", "4", first=FORKS_SO_OFTEN.format(forks=0))
-    assert ended.code == 3
-    assert ended.err.startswith(f"paceline: {FULL}")
+    if forks:
+        assert ended.summary["outcome"] == "failed"
+        assert ended.summary["error"].startswith(said)
+    else:
+        assert ended.err.startswith(f"paceline: {said}")

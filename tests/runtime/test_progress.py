@@ -24,34 +24,29 @@ from paceline.coordinator.member import WAITS, Member
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady, TrainingBegan, UpdateArrived, WorkerJoined, WorkerLeft
 from paceline.core.orders import ApplyUpdate
+from paceline.core.phrases import MOST
 from paceline.core.reasons import Why
 from paceline.display import progress
 from paceline.display.progress import ProgressLines, Screen, line
 from paceline.display.screen import screen
 from paceline.display.state import Curve, Row, Score, State, View, Watch, duration, ranges, settled, state
+from paceline.display.waits import WaitReports
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
 from support.events import LONG
 from support.launch import Launch
 from support.outputs import output_to
+from support.run_state import SETTINGS
 from support.scripts import training
 
 LOGGING = training("time.sleep(0.02); paceline.log(loss=1.0)", epochs=3)
 """A run that takes half a second or more."""
 
 
-class Asked:
-    """Stands in for `Settings`."""
-
-    def __init__(self, **given: Any) -> None:
-        unasked = {"epochs": None, "max_steps": None, "max_seconds": None, "targets": (), "hosts_of_workers": {}}
-        self.__dict__ |= {**unasked, **given}
-
-
-def watch_of(asked: Any, members: Any, tally: Tally, evaluation: Any = None) -> Watch:
+def watch_of(members: Any, tally: Tally, evaluation: Any = None, **asked: Any) -> Watch:
     """A watch over a run on one host, on which no update is on its way."""
     host: Any = Mock(updates=lambda worker: Mock(coming=()))
-    return Watch(asked, members, host, tally, evaluation or Mock(counts=None), {}, {})
+    return Watch(replace(SETTINGS, **asked), members, host, tally, evaluation or Mock(counts=None), {}, {})
 
 
 def member(worker: int = 0, **known: Any) -> Member:
@@ -83,7 +78,7 @@ def tally() -> Tally:
 
 
 def test_a_view_has_each_workers_steps_lead_staleness_and_what_it_logged_last(tally: Tally) -> None:
-    watch = watch_of(Asked(), {0: member(0, logged={"accuracy": 0.5, "loss": 2.0}), 1: member(1)}, tally)
+    watch = watch_of({0: member(0, logged={"accuracy": 0.5, "loss": 2.0}), 1: member(1)}, tally)
     watch.begin(0.0)
     for step in range(3):
         stepped(tally, 0, step, 1.0)
@@ -97,7 +92,7 @@ def test_a_view_has_each_workers_steps_lead_staleness_and_what_it_logged_last(ta
 
 
 def test_a_speed_is_of_the_last_seconds(tally: Tally) -> None:
-    watch = watch_of(Asked(), {0: member(0), 1: member(1)}, tally)
+    watch = watch_of({0: member(0), 1: member(1)}, tally)
     step = 0
     for at in range(1, 11):
         for _ in range(1 if at > 5 else 100):
@@ -108,7 +103,7 @@ def test_a_speed_is_of_the_last_seconds(tally: Tally) -> None:
 
 
 def test_what_a_run_did_before_it_was_resumed_is_in_no_speed(tally: Tally) -> None:
-    watch = watch_of(Asked(), {0: member(0), 1: member(1)}, tally)
+    watch = watch_of({0: member(0), 1: member(1)}, tally)
     for step in range(100):
         stepped(tally, 0, step, 10.0)
     assert watch.look(0.5).speed == 0.0  # scripts start: time counts from the command's start
@@ -119,7 +114,7 @@ def test_what_a_run_did_before_it_was_resumed_is_in_no_speed(tally: Tally) -> No
 
 def test_a_worker_that_comes_later_has_the_speed_of_its_steps_since(tally: Tally) -> None:
     members = {0: member(0), 1: member(1)}
-    watch = watch_of(Asked(), members, tally)
+    watch = watch_of(members, tally)
     watch.begin(0.0)
     watch.look(1.0)
     members[2] = member(2)
@@ -146,7 +141,7 @@ def test_a_worker_that_comes_later_has_the_speed_of_its_steps_since(tally: Tally
 def test_what_is_done_is_the_share_of_whatever_ends_the_run_first(
     given: dict[str, Any], epoch: tuple[Any, ...] | None, done: float | None, until: str, tally: Tally
 ) -> None:
-    watch = watch_of(Asked(**given), {0: member(0), 1: member(1)}, tally)
+    watch = watch_of({0: member(0), 1: member(1)}, tally, **given)
     if epoch is not None:
         watch.epoch_opened(*epoch)
     stepped(tally, 0, 0, 1.0)
@@ -228,7 +223,7 @@ def test_a_curve_keeps_its_course_and_its_mean_in_a_few_points_however_long_it_i
 
 def test_a_view_has_the_course_of_what_workers_that_train_log(tally: Tally) -> None:
     members = {0: member(0, logged={"loss": 2.0}), 1: member(1, logged={"loss": 4.0})}
-    watch = watch_of(Asked(), members, tally)
+    watch = watch_of(members, tally)
     watch.look(1.0)
     members[1].logged["loss"] = 1.0
     assert watch.look(2.0).curve == (3.0, 1.5)
@@ -240,7 +235,7 @@ def test_a_view_has_the_course_of_what_workers_that_train_log(tally: Tally) -> N
 
 def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(tally: Tally) -> None:
     targets = (Target.parse("accuracy>=0.9"), Target.parse("loss<=0.1"))
-    watch = watch_of(Asked(targets=targets), {0: member(0)}, tally)
+    watch = watch_of({0: member(0)}, tally, targets=targets)
     assert watch.look(1.0).scores == (
         Score("accuracy", None, "accuracy>=0.9", None),
         Score("loss", None, "loss<=0.1", None),
@@ -258,7 +253,7 @@ def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(t
         Score("accuracy", 0.95, "accuracy>=0.9", 15.0),
         Score("loss", 0.05, "loss<=0.1", 15.0),
     )
-    without = watch_of(Asked(), {0: member(0)}, tally)
+    without = watch_of({0: member(0)}, tally)
     tally.evaluated(4, {"accuracy": 0.7, "loss": 0.3})
     assert without.look(1.0).scores == (Score("accuracy", 0.7), Score("loss", 0.3))
 
@@ -269,7 +264,7 @@ def test_a_view_counts_the_versions_that_are_evaluated(tally: Tally) -> None:
     versions: Any = Mock(files=lambda: [(1, "one"), (2, "two")])
     journal: Any = Mock(tally=tally)
     evaluation = Evaluation(members, Mock(), versions, journal, Mock(), Mock(), None)
-    watch = watch_of(Asked(), known, tally, evaluation)
+    watch = watch_of(known, tally, evaluation)
     assert (watch.look(1.0).evaluated, watch.look(1.0).evaluates) == (None, False)
     evaluation.after_training(wanted=True)
     assert (watch.look(1.0).evaluated, watch.look(1.0).evaluates) == ((0, 2), True)
@@ -277,6 +272,56 @@ def test_a_view_counts_the_versions_that_are_evaluated(tally: Tally) -> None:
     assert watch.look(1.0).evaluated == (1, 2)
     evaluation.give_up("evaluate() raised")
     assert not watch.look(1.0).evaluates
+
+
+# --- who waits
+
+
+def waiting(workers: range, reason: Callable[[int], str], **known: Any) -> list[Member]:
+    return [member(worker, waits=(reason(worker),), since=0.0, **known) for worker in workers]
+
+
+def test_many_workers_that_wait_for_the_same_share_a_line() -> None:
+    members = [*waiting(range(299), lambda _: "version 3 waits for worker 299"), member(299, step=1, heard=-5.0)]
+    members[5].since = -20.0
+    (line,) = WaitReports(10.0, {}, {}).lines(members, None, 10.0)
+    said = "workers 0-298 have waited for 10 s or more: version 3 waits for worker 299; worker 299 computes step 1, "
+    assert line == f"{said}last heard of 15 s ago"
+
+
+def test_a_few_workers_that_wait_have_a_line_each_with_their_own_time_once_their_scripts_have_begun() -> None:
+    one, two = waiting(range(2), lambda _: "the disk")
+    two.since = -3.0
+    lines = WaitReports(10.0, {}, {}).lines([one, two], None, 10.0)
+    assert lines == ["worker 0 has waited for 10 s: the disk", "worker 1 has waited for 13 s: the disk"]
+    starting = waiting(range(2), lambda _: "the start", stage="starting")
+    assert WaitReports(10.0, {}, {}).lines(starting, None, 10.0) == ["workers 0, 1 have waited for 10 s: the start"]
+
+
+def test_of_many_reasons_to_wait_the_first_are_told_and_the_others_counted() -> None:
+    members = waiting(range(300), lambda worker: f"reason {worker}")
+    lines = WaitReports(10.0, {}, {}).lines(members, None, 10.0)
+    assert lines[MOST - 1 :] == [
+        "worker 7 has waited for 10 s: reason 7",
+        "workers 8-299 have waited for 10 s, too, for other reasons",
+    ]
+
+
+def test_a_host_none_of_whose_workers_waits_is_named() -> None:
+    hosts = {0: "node-0", 1: "node-0", 2: "node-1", 3: "node-1", 4: "node-2", 5: "node-2"}
+    waits = waiting(range(1), lambda _: "a turn") + waiting(range(4, 5), lambda _: "a turn")
+    members = [*waits, *(member(worker, step=1, heard=0.0) for worker in (1, 2, 3, 5))]
+    lines = WaitReports(10.0, hosts, {}).lines(members, "the store", 10.0)
+    assert len(lines) == 2
+    assert all(line.endswith("last heard of 10 s ago; no worker of host node-1 waits; the store") for line in lines)
+
+
+def test_of_many_that_compute_those_are_told_that_were_heard_of_longest_ago() -> None:
+    computing = [member(worker, step=1, heard=float(worker % 100)) for worker in range(1, 300)]
+    (line,) = WaitReports(10.0, {}, {}).lines([*waiting(range(1), lambda _: "a turn"), *computing], "the store", 200.0)
+    named = [f"worker {worker} computes step 1" for worker in (1, 2, 100, 101, 102, 200, 201, 202)]
+    assert [part.partition(",")[0] for part in line.split("; ")[1:-2]] == named
+    assert line.endswith("; 291 other workers were heard of since then; the store")
 
 
 # --- how it is said
@@ -309,7 +354,7 @@ def test_where_seconds_are_virtual_what_is_left_is_in_real_ones() -> None:
 
 @pytest.mark.parametrize(("share", "done"), [(0.4, 0.4), (0.1, 0.25), (0.0, 0.25)])
 def test_whatever_else_may_end_a_run_counts_if_it_is_nearer(share: float, done: float) -> None:
-    watch = watch_of(Asked(max_seconds=40.0), {0: member(0)}, Tally())
+    watch = watch_of({0: member(0)}, Tally(), max_seconds=40.0)
     watch.share, watch.passed = lambda: share, lambda: 3.0
     view = watch.look(10.0)
     assert (view.done, view.passed) == (done, 3.0)
@@ -349,7 +394,7 @@ def test_what_shows_each_picture_below_the_one_before_is_shown_lines(
         terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii" if sign == ("encoding", "ascii") else "utf-8")
         monkeypatch.setattr(terminal, "isatty", lambda: True)
         monkeypatch.setattr(sys, stream, terminal)
-    asked: Any = Asked(quiet=False, json=False, progress=10.0, choice=choose("asp", registry()), folder=tmp_path)
+    asked = replace(SETTINGS, quiet=False, progress=10.0, folder=tmp_path)
     found = progress.shower(asked, output_to(sys.stdout))
     assert found is not None
     found.close()

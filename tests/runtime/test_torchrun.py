@@ -26,31 +26,20 @@ from support.engines import Torchruns, await_snapshot
 from support.leftovers import Traces
 from support.recorded import checked
 from support.runs import Run
+from support.scripts import that_resumes
 
-SCRIPT = """
-import os, signal, sys, time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-
-torch.manual_seed(3)
-model = nn.Linear(6, 3)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(torch.randn(96, 6), torch.randint(0, 3, (96,))), batch_size=4, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=3)
-found = [name for name in os.environ if name.startswith(("MASTER_", "TORCHELASTIC_")) or name.endswith("RANK")]
-print("found", found)
-for epoch in paceline.epochs(3):
-    for step, (x, y) in enumerate(loader):
-        if "killed" in sys.argv and paceline.worker() == 3 and step == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if "slow" in sys.argv and not paceline.resumed():
-            time.sleep(0.1)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+EACH_STEP = """
+if "killed" in sys.argv and paceline.worker() == 3 and step == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+if "slow" in sys.argv and not paceline.resumed():
+    time.sleep(0.1)
 """
+FINDS = """
+import sys
+names = ("MASTER_", "TORCHELASTIC_")
+print("found", [name for name in os.environ if name.startswith(names) or name.endswith("RANK")])
+"""
+SAMPLES = 2 * 240
 C10D = "--rdzv-id", "digits"
 RUN = "runs/bsp-digits"
 FLAGS = "-n", "2", "--threads", "1", "--quiet"
@@ -61,7 +50,7 @@ def torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Torch
     """Both torchruns, with a token and a script. What they leave behind fails the test."""
     write(Token.drawn(), tmp_path / "token")
     monkeypatch.setenv("PACELINE_TOKEN_FILE", "token")
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(that_resumes(EACH_STEP, before=FINDS))
     traces = Traces(tmp_path / "temporary")
     both = Torchruns(tmp_path, traces)
     yield both
@@ -92,19 +81,11 @@ def test_a_run_over_two_hosts_bears_the_death_of_a_worker(torchruns: Torchruns) 
     run = only_run(torchruns.folder)
     assert "which torchrun starts" in said
     assert summary(run)["outcome"] == "completed"
-    assert summary(run)["samples"] == 3 * 96
+    assert summary(run)["samples"] == SAMPLES
     ((facts,),) = connect(run / "ledger.sqlite").execute("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
     assert [host[0] for _, host, _ in json.loads(facts)["members"]] == ["0", "0", "1", "1"]
     assert [(run / f"worker-{worker}.log").read_text().splitlines()[0] for worker in (0, 2)] == ["found []"] * 2
     assert (found := checked(run)).ok, found.wrong
-
-
-@pytest.mark.real_run
-@pytest.mark.long
-def test_two_hosts_whose_rendezvous_is_on_loopback_find_each_other(torchruns: Torchruns) -> None:
-    """torchrun names the machine, and its name leads to loopback."""
-    well(torchruns.run(C10D, "-p", "bsp", *FLAGS, "train.py", local="localhost"))
-    assert summary(only_run(torchruns.folder))["outcome"] == "completed"
 
 
 def test_a_head_whose_names_lead_to_loopback_listens_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +127,7 @@ def test_where_a_launcher_is_killed_all_begin_again_and_the_run_goes_on(host: in
     well(torchruns.ended())
     run = torchruns.folder / RUN
     assert (summary(run)["outcome"], summary(run)["segments"]) == ("completed", 2)
-    assert summary(run)["samples"] == 3 * 96
+    assert summary(run)["samples"] == SAMPLES
     assert (found := checked(run)).ok, found.wrong
     said = well(torchruns.run(C10D, *words))  # as an engine does that does not know that all is done
     assert "it is complete: torchrun has nothing to begin anew" in said
