@@ -16,7 +16,7 @@ from support.dispositions import as_from_a_terminal
 from support.launch import Launch
 from support.processes import zygote_of
 from support.runs import ended
-from support.scripts import ENDLESS, training
+from support.scripts import training
 
 SHARED = """
 import multiprocessing, os, tempfile
@@ -284,15 +284,6 @@ def test_workers_hold_nothing_of_each_other_and_nothing_of_the_ledger(launch: La
     assert sockets[0] != sockets[1]
 
 
-def test_a_run_that_its_terminal_hangs_up_on_ends_as_an_interrupted_one(launch: Launch) -> None:
-    process = launch.start(training("if step == 0: tell('trains', me)", **ENDLESS), "-n", "1")
-    launch.events.wait_for("trains")
-    process.send_signal(signal.SIGHUP)
-    run = ended(process)
-    assert run.code == 130
-    assert run.summary["outcome"] == "interrupted"
-
-
 IMPORTING = """
 import os, signal, sys
 class Signals:  # as early as anything of ours is imported that comes after the program's first lines
@@ -337,16 +328,6 @@ def test_what_the_store_had_not_written_whole_is_taken_away_and_all_files_have_o
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert {f"{path.stat().st_mode & 0o777:o}" for path in files} == {"664"}
     assert {path.suffix for path in (folder / "versions").iterdir()} == {".safetensors"}
-
-
-def test_more_workers_than_open_files_allow_are_refused_in_one_line(launch: Launch) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
-    run = launch.run(training(), "-n", "32", first=limit)
-    assert run.code == 2
-    refusal = run.err.splitlines()[-1]  # after the line that so many take turns on few cores
-    assert refusal.startswith("paceline: 32 workers take 240 open files, and 64 are allowed; raise that limit")
-    assert "Traceback" not in run.err
-    assert not run.folder.exists()
 
 
 def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launch) -> None:

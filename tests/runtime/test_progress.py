@@ -448,6 +448,7 @@ def test_no_color_leaves_no_style_at_all(monkeypatch: pytest.MonkeyPatch) -> Non
     looks: dict[str, Any] = {"force_terminal": True, "width": 100, "color_system": "standard"}
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[33mwaiting for \x1b[0m\x1b[1;35mworker 3\x1b[0m" in shown()
+    assert "\x1b[1;31mdied\x1b[0m" in shown()
     monkeypatch.setenv("NO_COLOR", "1")
     assert "waiting for worker 3" in shown()
     assert not re.search(r"\x1b\[[0-9;]*m", shown())

@@ -14,31 +14,26 @@ import torch
 from support.events import said
 from support.launch import Launch
 from support.runs import Run, ended, replayed
-from support.scripts import that_draws, that_resumes
+from support.scripts import SIGNS, that_draws, that_resumes
 from support.sound import right
 
 SAMPLES = 2 * 240
-FUNCTIONS = """
-from pathlib import Path
-THERE = Path(__file__).parent
+FUNCTIONS = f"""
+{SIGNS}
 seen = []
-
-def wait(name):
-    while not (THERE / name).exists():
-        time.sleep(0.002)
 
 def linger(until):
     # a worker that joins gets what it begins with between two steps
-    if not (THERE / until).exists():
+    if not (SIGNS / until).exists():
         time.sleep(0.02)
 
 def now():
-    return {
+    return {{
         "rate": optimizer.param_groups[0]["lr"],
         "momentum": [one["momentum_buffer"].clone() for one in optimizer.state.values()],
         "buffers": [one.clone() for one in model.buffers()],
         "parameters": [one.detach().clone() for one in model.parameters()],
-    }
+    }}
 
 def spoil():
     with torch.no_grad():
@@ -78,31 +73,31 @@ def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 COMES_IN_EPOCH_1 = """
 if paceline.worker() == 0:
-    if epoch == 1 and not (THERE / "in-epoch-1").exists():
-        (THERE / "in-epoch-1").touch()
-        wait("back")
+    if epoch == 1 and not (SIGNS / "in-epoch-1").exists():
+        made("in-epoch-1")
+        wait_for("back")
     if epoch == 1:
         linger("joined.pt")
     seen.append(now())
 if paceline.worker() == 1 and epoch == 1 and not paceline.resumed():
-    wait("in-epoch-1")
+    wait_for("in-epoch-1")
     os.kill(os.getpid(), signal.SIGKILL)
 if paceline.resumed() and not seen:
-    torch.save({**now(), "epoch": epoch}, THERE / "joined.pt")
+    torch.save({**now(), "epoch": epoch}, SIGNS / "joined.pt")
     seen.append(None)
 """
 SPOILS = """
 if paceline.resumed():
     spoil()
     scheduler.step()
-    (THERE / "back").touch()
+    made("back")
 """
 
 
 @pytest.mark.parametrize("protocol", ["asp", "all-reduce", "ps-plus"])
 def test_a_worker_that_comes_back_begins_with_what_the_others_have_by_then(protocol: str, launch: Launch) -> None:
     """Past epochs end at once, and what its script changed before its first step is gone."""
-    end = 'if paceline.worker() == 0: torch.save([*seen, now()], THERE / "seen.pt")'
+    end = 'if paceline.worker() == 0: torch.save([*seen, now()], SIGNS / "seen.pt")'
     script = that_draws(COMES_IN_EPOCH_1, before=FUNCTIONS + SPOILS, after=end)
     script = script.replace("epochs=2,", "epochs=2, keep={'scheduler': scheduler},")
     run = launch.run(script, *back(protocol)).completed()
@@ -125,16 +120,16 @@ def test_a_worker_that_comes_back_begins_with_what_the_others_have_by_then(proto
 
 DIES_EACH_TIME = """
 if paceline.worker() == 1:
-    (THERE / ("second" if paceline.resumed() else "first")).touch()
+    made("second" if paceline.resumed() else "first")
     os.kill(os.getpid(), signal.SIGKILL)
 if step == 1:
-    wait("back")
+    wait_for("back")
 linger("second")
 """
 
 
 def test_restart_1_starts_a_worker_again_once_and_not_twice(launch: Launch) -> None:
-    before = FUNCTIONS + "if paceline.resumed(): (THERE / 'back').touch()"
+    before = FUNCTIONS + "if paceline.resumed(): made('back')"
     run = launch.run(that_draws(DIES_EACH_TIME, before=before), *back("asp")).completed()
     assert facts(run, "WorkerJoined", "WorkerLeft")[:3] == ["WorkerLeft", "WorkerJoined", "WorkerLeft"]
     assert run.err.count("it comes back") == 1
@@ -150,13 +145,13 @@ def test_a_script_that_fails_is_not_started_again(launch: Launch) -> None:
 
 
 BEGINS = """
-torch.save(now(), THERE / ("resumed.pt" if paceline.resumed() else "begun.pt"))
+torch.save(now(), SIGNS / ("resumed.pt" if paceline.resumed() else "begun.pt"))
 if paceline.resumed():
     spoil()
 """
 DIES_ALONE = """
 if paceline.resumed() and not seen:
-    torch.save(now(), THERE / "joined.pt")
+    torch.save(now(), SIGNS / "joined.pt")
     seen.append(0)
 if {dies} and not paceline.resumed():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -177,7 +172,7 @@ def test_a_worker_that_is_alone_goes_on_with_what_was_made_or_as_training_began(
 
 
 def test_if_nobody_is_left_a_worker_begins_with_a_recorded_mean(launch: Launch) -> None:
-    dies = 'step > 2 and epoch and list(THERE.glob("run_*/versions/0*"))'
+    dies = 'step > 2 and epoch and list(SIGNS.glob("run_*/versions/0*"))'
     script = that_resumes(DIES_ALONE.format(dies=dies), before=FUNCTIONS + BEGINS)
     run = launch.run(script, *back("ad-psgd", workers=1), "--record", "4").completed()
     files = run.rows("SELECT file FROM versions WHERE version")
@@ -200,14 +195,12 @@ def test_a_run_that_is_interrupted_while_all_its_workers_are_away_can_be_made_ag
     assert again.code == 0, again.out + again.err
 
 
-WITHOUT_A_LOADER = """
-import os, signal, time
-from pathlib import Path
+WITHOUT_A_LOADER = f"""
+import signal
 import torch
 from torch import nn
 import paceline
-
-there = Path(__file__).parent
+{SIGNS}
 torch.manual_seed(0)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -216,10 +209,10 @@ for step in range(60):
     if paceline.worker() == 1 and step == 3 and not paceline.resumed():
         os.kill(os.getpid(), signal.SIGKILL)
     if paceline.resumed() and step < 2:
-        (there / ("back", "joined")[step]).touch()
-    while paceline.worker() == 0 and step == 5 and not (there / "back").exists():
-        time.sleep(0.002)
-    if paceline.worker() == 0 and step > 5 and not (there / "joined").exists():
+        made(("back", "joined")[step])
+    if paceline.worker() == 0 and step == 5:
+        wait_for("back")
+    if paceline.worker() == 0 and step > 5 and not (SIGNS / "joined").exists():
         time.sleep(0.02)
     optimizer.zero_grad()
     model(torch.randn(8, 4)).square().mean().backward()

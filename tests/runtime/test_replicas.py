@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from paceline.core.facts import ReduceFailed
@@ -76,45 +74,6 @@ def test_max_steps_ends_a_run_of_replicas(launch: Launch) -> None:
     run = launch.run(training(samples=4000), "-n", "2", "-p", "ripples", "--max-steps", "20", "--tee", "none")
     assert 20 <= run.completed().summary["steps"] <= 22
     assert run.final().keys() == {"weight", "bias"}
-
-
-WAITS_FOR_A_DEATH = """
-doomed = os.path.join(sys.argv[1], "doomed")
-if me == 2:
-    with open(doomed + ".new", "w") as file:
-        file.write(str(os.getpid()))
-    os.rename(doomed + ".new", doomed)
-    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-else:
-    while not os.path.exists(doomed):
-        time.sleep(0.01)
-    with contextlib.suppress(ProcessLookupError):
-        while True:
-            os.kill(int(open(doomed).read()), 0)
-            time.sleep(0.01)
-for group in optimizer.param_groups:
-    group["lr"] = 0.0
-"""
-FILLS = """
-if step == 0:
-    time.sleep(0.1 * me)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(5.0)
-"""
-
-
-@pytest.mark.parametrize("protocol", ["ad-psgd", "ripples"])
-def test_what_a_script_fills_in_before_its_first_step_is_what_all_replicas_begin_with(
-    protocol: str, launch: Launch, tmp_path: Path
-) -> None:
-    """Also where groups average before that, and where a worker was killed while it waited in `prepare`."""
-    script = training(FILLS, before="import contextlib, threading" + WAITS_FOR_A_DEATH, epochs=1)
-    together = ("--start", "together")  # its workers wait for one of them before `prepare`
-    run = launch.run(script, "-n", "4", "-p", protocol, *together, args=(str(tmp_path),)).completed()
-    assert "worker 2 died (killed by SIGKILL)" in run.err
-    assert all((value == 5.0).all() for value in run.final().values())
-    assert run.summary["samples"] == 64
 
 
 @pytest.mark.parametrize("hosts", each([1, 3], long=[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -12,21 +13,12 @@ from paceline.records.snapshots import whole
 from support.events import TELL
 from support.launch import Launch
 from support.runs import Run, ended, killed_once_kept, replayed
-from support.scripts import that_draws, that_resumes
+from support.scripts import that_resumes
 from support.sound import right, same_bits
+from support.suites import each
 
 TWO = ("-n", "2", "--threads", "1")
 SAMPLES = 2 * 240
-
-
-def test_a_script_that_keeps_nothing_and_loops_over_a_range_goes_on_as_well(launch: Launch) -> None:
-    """Its scheduler is stepped by the loops over epochs that are past, which end at once."""
-    whole_run = launch.run(that_draws(), *TWO, "-p", "bsp").completed()
-    stopped = launch.run(that_draws(), *TWO, "-p", "bsp", "--checkpoint", "3", "--max-steps", "41").completed()
-    resumed = launch.resume(stopped.folder).completed()
-    assert (resumed.summary["samples"], resumed.summary["segments"]) == (SAMPLES, 2)
-    assert same_bits(resumed, whole_run)
-    right(resumed)
 
 
 INTERRUPTED = """
@@ -246,3 +238,56 @@ def test_a_run_whose_scripts_fail_before_they_train_on_is_checked_and_goes_on_la
     resumed = launch.resume(stopped.folder, "-n", "3").completed()
     assert resumed.summary["samples"] == SAMPLES
     right(resumed)
+
+
+# --- other data
+
+
+OTHER_DATA = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+samples, size = map(int, sys.argv[1:])
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+loader = DataLoader(TensorDataset(torch.arange(float(samples)).reshape(-1, 1)), batch_size=size, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+for epoch in paceline.epochs(2):
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def goes_on(launch: Launch, protocol: str, ends: tuple[str, str], samples: int, size: int) -> Run:
+    """A run over 64 samples in batches of 8 that ended as this flag says, and goes on with 2 epochs otherwise."""
+    script = launch.tmp_path / "train.py"
+    script.write_text(OTHER_DATA)
+    stopped = launch.run(script, *TWO, "-p", protocol, "--checkpoint", "2", *ends, args=("64", "8")).completed()
+    return launch.resume(stopped.folder, "--epochs", "2", str(script), str(samples), str(size))
+
+
+OTHERWISE = [(p, *other) for p in ("asp", "bsp", "all-reduce", "ad-psgd", "ps-plus") for other in ((96, 8), (48, 12))]
+
+
+@pytest.mark.parametrize(("protocol", "samples", "size"), each(OTHERWISE, default=[("asp", 48, 12)]))
+def test_a_run_goes_on_with_other_data_where_an_epoch_begins(
+    protocol: str, samples: int, size: int, launch: Launch
+) -> None:
+    run = goes_on(launch, protocol, ("--epochs", "1"), samples, size).completed()
+    counted = run.rows("SELECT epoch, count(*) FROM applied_samples GROUP BY epoch, sample")
+    assert counted == [(0, 1)] * 64 + [(1, 1)] * samples
+    right(run)
+
+
+def test_within_an_epoch_the_line_names_what_has_changed(launch: Launch) -> None:
+    run = goes_on(launch, "asp", ("--max-steps", "12"), 96, 8)
+    assert run.code == 2
+    assert re.search("the run goes on within epoch [01], which began with 64 samples in batches of 8", run.err)
+    assert "the data, the batch size or the sampler has changed" in run.err
+    again = launch.resume(run.folder, "--epochs", "2", str(launch.tmp_path / "train.py"), "64", "8").completed()
+    assert again.summary["samples"] == 128

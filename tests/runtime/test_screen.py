@@ -92,13 +92,6 @@ def test_where_64_workers_wait_for_as_many_others_the_smallest_groups_are_one(he
     )
 
 
-def test_who_waits_and_for_whom_has_a_colour_of_its_own() -> None:
-    text = screen(FOUR, "ssp", "runs/one", 80, 24)
-    styles = {(text.plain[span.start : span.end], str(span.style)) for span in text.spans}
-    assert {("waiting for worker 3", "yellow"), ("worker 3", "bold magenta"), ("died", "bold red")} <= styles
-    assert {("computing; 2 wait for it", "bold magenta"), ("3", "bold magenta")} <= styles
-
-
 def test_of_several_that_others_wait_for_it_is_said_and_of_one_how_many() -> None:
     rows = (FOUR.rows[0], replace(FOUR.rows[3], awaited_by=1))
     assert shown(replace(FOUR, rows=rows))[5].endswith("computing; 1 waits for it")

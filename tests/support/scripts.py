@@ -111,6 +111,21 @@ def that_resumes(inside: str = "", *, before: str = "", after: str = "", keep: s
     return text.replace("epochs=2,", f"epochs=2, keep={{{keep}}},")
 
 
+SIGNS = """
+import os, time
+from pathlib import Path
+SIGNS = Path(__file__).parent
+
+def made(name):
+    (SIGNS / name).touch()
+
+def wait_for(name):
+    while not (SIGNS / name).exists():
+        time.sleep(0.005)
+"""
+"""Signs that workers make beside their script, and wait for."""
+
+
 ENDLESS: dict[str, int] = {"epochs": 300, "samples": 4000}
 """For `training`: more than any test waits for, in epochs so long that a stopped script is soon through them."""
 
