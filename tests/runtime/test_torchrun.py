@@ -17,16 +17,16 @@ from torch._C._distributed_c10d import TCPStore
 from paceline.errors import ConfigError
 from paceline.launch import torchrun
 from paceline.launch.announced import Announcement
-from paceline.launch.environment import placement
+from paceline.launch.environment import Placement, placement
 from paceline.net.token import Token, write
 from paceline.records.ledger import connect
 from paceline.runs import engine
 from support import engines
 from support.engines import Torchruns, await_snapshot
 from support.leftovers import Traces
-from support.recorded import checked
 from support.runs import Run
 from support.scripts import that_resumes
+from support.sound import right
 
 EACH_STEP = """
 if "killed" in sys.argv and paceline.worker() == 3 and step == 2:
@@ -58,6 +58,13 @@ def torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Torch
     traces.assert_nothing_left()
 
 
+def placed(host: int, head: str, **changed: str) -> Placement:
+    """Where torchrun has placed that one of two hosts."""
+    found = placement(engines.torchrun(host, 2, head) | changed)
+    assert found is not None
+    return found
+
+
 def only_run(folder: Path) -> Path:
     (run,) = (path for path in (folder / "runs").iterdir() if "-aside-" not in path.name)
     return run
@@ -85,20 +92,17 @@ def test_a_run_over_two_hosts_bears_the_death_of_a_worker(torchruns: Torchruns) 
     ((facts,),) = connect(run / "ledger.sqlite").execute("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
     assert [host[0] for _, host, _ in json.loads(facts)["members"]] == ["0", "0", "1", "1"]
     assert [(run / f"worker-{worker}.log").read_text().splitlines()[0] for worker in (0, 2)] == ["found []"] * 2
-    assert (found := checked(run)).ok, found.wrong
+    right(Run(0, "", "", run))
 
 
 def test_a_head_whose_names_lead_to_loopback_listens_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    found = placement(engines.torchrun(0, 2, "localhost"))
-    assert found is not None
-    assert ip_address(engine.leading_address(found)).is_loopback
+    assert ip_address(engine.leading_address(placed(0, "localhost"))).is_loopback
 
 
 def test_a_host_that_loopback_does_not_lead_to_the_head_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found = placement(engines.torchrun(1, 2, "127.0.0.1") | {"MASTER_PORT": str(store.port)})
-    assert found is not None
+    found = placed(1, "127.0.0.1", MASTER_PORT=str(store.port))
     Announcement(found, 1, "127.0.0.1").publish(("127.0.0.1", 7117))
     monkeypatch.setattr(engine, "leading_to", lambda hosts: "10.0.0.2")
     with pytest.raises(ConfigError, match=r"listens at 127\.0\.0\.1:7117, and that is loopback of its own machine"):
@@ -128,7 +132,7 @@ def test_where_a_launcher_is_killed_all_begin_again_and_the_run_goes_on(host: in
     run = torchruns.folder / RUN
     assert (summary(run)["outcome"], summary(run)["segments"]) == ("completed", 2)
     assert summary(run)["samples"] == SAMPLES
-    assert (found := checked(run)).ok, found.wrong
+    right(Run(0, "", "", run))
     said = well(torchruns.run(C10D, *words))  # as an engine does that does not know that all is done
     assert "it is complete: torchrun has nothing to begin anew" in said
     assert summary(run)["segments"] == 2
@@ -136,8 +140,7 @@ def test_where_a_launcher_is_killed_all_begin_again_and_the_run_goes_on(host: in
 
 def test_a_host_hears_in_torchruns_store_of_the_newest_attempt_and_then_of_the_end(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found = placement(engines.torchrun(1, 2, "127.0.0.1") | {"MASTER_PORT": str(store.port)})
-    assert found is not None
+    found = placed(1, "127.0.0.1", MASTER_PORT=str(store.port))
     waits = partial(engine.await_head, found, lambda: ("", 0), lambda: False, print)
     with pytest.raises(ConfigError, match="it has not said where"):
         waits(within=0.0)
@@ -155,8 +158,7 @@ def test_a_host_hears_in_torchruns_store_of_the_newest_attempt_and_then_of_the_e
 
 def test_a_host_that_waits_hears_in_one_line_that_torchrun_has_ended_on_the_first_host(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    found = placement(engines.torchrun(1, 2, "127.0.0.1") | {"MASTER_PORT": str(store.port)})
-    assert found is not None
+    found = placed(1, "127.0.0.1", MASTER_PORT=str(store.port))
     published = torchrun.Published(found)
     assert published.head() is None
     del store
