@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
+from support import returns
 from support.events import said
 from support.launch import Launch
 from support.runs import Run, ended, replayed
 from support.scripts import SIGNS, that_draws, that_resumes
 from support.sound import right
+from support.suites import each
 
 SAMPLES = 2 * 240
 FUNCTIONS = f"""
@@ -153,7 +154,7 @@ DIES_ALONE = """
 if paceline.resumed() and not seen:
     torch.save(now(), SIGNS / "joined.pt")
     seen.append(0)
-if {dies} and not paceline.resumed():
+if step == 4 and not paceline.resumed():
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -161,24 +162,13 @@ if {dies} and not paceline.resumed():
 @pytest.mark.parametrize("protocol", ["asp", "ad-psgd", "all-reduce"])
 def test_a_worker_that_is_alone_goes_on_with_what_was_made_or_as_training_began(protocol: str, launch: Launch) -> None:
     """No replica is left. Its samples since are missed, as the replica was lost with them."""
-    script = that_resumes(DIES_ALONE.format(dies="step == 4"), before=FUNCTIONS + BEGINS)
+    script = that_resumes(DIES_ALONE, before=FUNCTIONS + BEGINS)
     run = launch.run(script, *back(protocol, workers=1)).completed()
     assert facts(run, "WorkerJoined") == ["WorkerJoined"]
     assert run.summary["samples"] + run.summary["samples_missed"] == SAMPLES
     joined, begun = noted(launch), noted(launch, "begun.pt")
     assert same(joined["parameters"], begun["parameters"]) == (protocol != "asp")
     assert same(joined["buffers"], begun["buffers"])
-    right(run)
-
-
-def test_if_nobody_is_left_a_worker_begins_with_a_recorded_mean(launch: Launch) -> None:
-    dies = 'step > 2 and epoch and list(SIGNS.glob("run_*/versions/0*"))'
-    script = that_resumes(DIES_ALONE.format(dies=dies), before=FUNCTIONS + BEGINS)
-    run = launch.run(script, *back("ad-psgd", workers=1), "--record", "4").completed()
-    files = run.rows("SELECT file FROM versions WHERE version")
-    means = [safetensors.torch.load_file(run.folder / name) for (name,) in files]
-    names = ["0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias"]
-    assert any(same(noted(launch)["parameters"], [one[name] for name in names]) for one in means)
     right(run)
 
 
@@ -242,3 +232,17 @@ def test_a_kill_by_time_is_of_the_run_s_time_and_does_not_come_again_where_the_r
     assert resumed.rows(died) == [(1,)]
     assert resumed.rows("SELECT 1 FROM facts WHERE kind = 'GradientReady' AND worker = 1")
     assert resumed.summary["samples"] == SAMPLES
+
+
+@pytest.mark.parametrize("seed", each(range(100), default=(27,)))
+def test_a_run_whose_workers_die_anywhere_and_come_back_is_checked_and_replayed_to_the_same_bits(
+    seed: int, launch: Launch
+) -> None:
+    """A seed draws the same schedule again."""
+    schedule, lives = returns.Schedule.of(seed), launch.tmp_path / "lives"
+    try:
+        run = returns.carry_out(schedule, launch, lives)
+    except returns.Broken as broken:
+        pytest.fail(f"{schedule}\n{broken}")
+    said = returns.broken_promises(schedule, run, lives)
+    assert not said, "\n".join([str(schedule), *said, run.err[-2000:]])

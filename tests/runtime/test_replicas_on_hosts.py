@@ -81,22 +81,6 @@ def test_what_scripts_change_before_their_first_step_is_what_replicas_on_all_hos
     sound(run)
 
 
-DIES = """
-if step == 3 and paceline.worker() == 2 and not (THERE / "dies").exists():
-    (THERE / "dies").touch()
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize("protocol", ALL_REDUCE)
-def test_the_others_go_on_without_a_host_that_is_killed(protocol: str, launch: Launch) -> None:
-    run = launch.run(that_draws(DIES, before=THERE), *HOSTS, "-p", protocol, "--on-loss", "continue").completed()
-    assert "host node-1 is lost" in run.err
-    assert run.summary["samples"] + run.summary["samples_missed"] == SAMPLES
-    sound(run)
-
-
 COMES_BACK = """
 if not paceline.resumed() and paceline.worker() == 2 and epoch == 1:
     os.kill(os.getpid(), signal.SIGKILL)

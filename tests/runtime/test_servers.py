@@ -102,15 +102,6 @@ def test_a_model_of_one_piece_leaves_nothing_to_do_for_it_and_the_host_is_let_go
     right(run)
 
 
-def test_a_host_of_a_table_that_would_have_nothing_to_do_is_refused_in_one_line(
-    launch: Launch, tables: tuple[str, ...]
-) -> None:
-    run = launch.run(script(), *tables, "-p", "bsp", "--restart", "1")
-    assert run.code == 2
-    assert "host server has no workers, and would have no part of the store" in run.err
-    assert run.err.count("\n") == 1
-
-
 KILLED = """
 kept = list(THERE.glob("*/snapshots/*/state.json"))
 if kept and paceline.worker() == 0 and not paceline.resumed():

@@ -170,35 +170,6 @@ def test_ctrl_c_ends_a_run_that_waits_for_a_host(launch: Launch) -> None:
     assert not run.folder.exists()
 
 
-DIES_AT_THE_BEGINNING = """
-import os, signal
-from paceline.host.training_start import TrainingStart
-TrainingStart.train = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_host_that_dies_as_training_begins_is_named_and_the_others_go_on(launch: Launch) -> None:
-    run = launch.run(that_draws(), *HOSTS, "-p", "asp", first=DIES_AT_THE_BEGINNING).completed()
-    assert "host node-1 is lost" in run.err
-    assert run.summary["samples"] == SAMPLES
-    sound(run)
-
-
-LONG_MESSAGES = """
-from paceline.coordinator import agent
-agent.LONG = 1
-"""
-
-
-def test_what_workers_say_may_be_too_long_for_a_message_between_hosts(launch: Launch) -> None:
-    """An order of some million samples is."""
-    looks = "model.state_dict(); optimizer.state_dict(); paceline.log(epoch=float(epoch))"
-    run = launch.run(that_draws(looks), *HOSTS, "-p", "asp", first=LONG_MESSAGES).completed()
-    assert run.err == ""
-    assert run.summary["samples"] == SAMPLES
-    sound(run)
-
-
 HAS_NO_MEMORY = """
 from paceline.host import host_memory
 from paceline.host.training_start import TrainingStart
