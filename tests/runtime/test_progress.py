@@ -176,19 +176,14 @@ def test_a_wait_is_for_those_who_have_not_come_by_now_and_counts_for_each_of_the
     assert in_circle == ({0: "waiting for worker 1", 1: "waiting for worker 0"}, {0: 1, 1: 1})
 
 
-def test_a_wait_for_so_many_workers_is_for_the_slowest_of_those_who_do_not_wait() -> None:
+def test_a_wait_for_so_many_workers_is_for_the_slowest_that_do_not_wait_and_any_other_is_its_sentence() -> None:
     waits: dict[int, Why] = {0: ("above-bound", 4, 3, 5), 3: ("version",)}
     shown, awaited_by = now(waits, {0: 1, 1: 1, 2: 0, 3: 0, 4: None})
     assert shown == {0: "waiting for worker 2", 3: "waiting: its version is being made"}
     assert awaited_by == {2: 1}
-
-
-def test_a_wait_for_something_else_is_shown_as_its_sentence() -> None:
     shown, awaited_by = now({0: ("begins-after", 1), 1: ("awaits-many", 2, 30)})
-    assert shown == {
-        0: "waiting: the start waits until worker 1 calls prepare()",
-        1: "waiting: its group waits for 2 of its 30 workers",
-    }
+    start = "waiting: the start waits until worker 1 calls prepare()"
+    assert shown == {0: start, 1: "waiting: its group waits for 2 of its 30 workers"}
     assert awaited_by == {}
 
 
@@ -346,10 +341,11 @@ def test_a_line_has_all_of_it_in_short() -> None:
         "workers 0-1 waiting for worker 3"
     )
     assert line(View(1.0, 0, 0.0, None, ())) == "1 s: 0 steps, 0.0 a second"
-
-
-def test_where_seconds_are_virtual_what_is_left_is_in_real_ones() -> None:
-    assert "65 s: 400 steps, 8.0 a second; 25% done, about 30 s left" in line(replace(VIEW, passed=10.0))
+    virtual = replace(VIEW, passed=10.0)
+    assert "65 s: 400 steps, 8.0 a second; 25% done, about 30 s left" in line(virtual), "what is left is in real ones"
+    scores = (Score("accuracy", 0.81234), Score("loss", None, "loss<=0.1"))
+    evaluated = replace(VIEW, evaluated=(3, 8), scores=scores)
+    assert line(evaluated) == "65 s: 3 of 8 versions evaluated; accuracy 0.8123"
 
 
 @pytest.mark.parametrize(("share", "done"), [(0.4, 0.4), (0.1, 0.25), (0.0, 0.25)])
@@ -360,22 +356,10 @@ def test_whatever_else_may_end_a_run_counts_if_it_is_nearer(share: float, done: 
     assert (view.done, view.passed) == (done, 3.0)
 
 
-def test_while_versions_are_evaluated_a_line_says_how_many_are_and_what_came_of_it() -> None:
-    view = replace(VIEW, evaluated=(3, 8), scores=(Score("accuracy", 0.81234), Score("loss", None, "loss<=0.1")))
-    assert line(view) == "65 s: 3 of 8 versions evaluated; accuracy 0.8123"
-
-
-@pytest.mark.parametrize(
-    ("workers", "said"),
-    [
-        ([3], "3"),
-        ([2, 0, 1, 4], "0-2, 4"),
-        ([0, 2, 4, 6], "0, 2 and 2 more"),
-        ([0, 1, 3, 4, 6, 7], "0-1, 3-4 and 2 more"),
-    ],
-)
-def test_workers_are_listed_in_ranges_and_of_many_the_first(workers: list[int], said: str) -> None:
-    assert ranges(workers, 2) == said
+def test_workers_are_listed_in_ranges_and_of_many_the_first() -> None:
+    assert ranges([2, 0, 1, 4], 2) == "0-2, 4"
+    assert ranges([0, 2, 4, 6], 2) == "0, 2 and 2 more"
+    assert ranges([0, 1, 3, 4, 6, 7], 2) == "0-1, 3-4 and 2 more"
 
 
 SIGNS = (("JPY_PARENT_PID", "7"), ("COLAB_GPU", ""), ("TERM", "dumb"), ("CI", "true"), ("encoding", "ascii"))
@@ -401,11 +385,8 @@ def test_what_shows_each_picture_below_the_one_before_is_shown_lines(
     assert isinstance(found, ProgressLines) == (sign is not None)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(8.4, "8 s"), (125.0, "2:05"), (3725.0, "1:02:05"), (36000.0, "10:00:00")]
-)
-def test_times_are_written_as_clocks_show_them(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_times_are_written_as_clocks_show_them() -> None:
+    assert [duration(seconds) for seconds in (8.4, 125.0, 3725.0, 36000.0)] == ["8 s", "2:05", "1:02:05", "10:00:00"]
 
 
 def test_lines_are_said_while_anybody_trains_or_evaluates(capsys: pytest.CaptureFixture[str]) -> None:
