@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import Run, replayed
-from support.scripts import that_draws
+from support.scripts import SIGNS, that_draws
 from support.sound import same_bits, sound
 from support.suites import each
 
@@ -19,7 +19,6 @@ AD_PSGD = each(IN_GROUPS, long=("all-reduce", "ripples"))
 """Where its groups, which are as AD-PSGD's, are tried in the longer suite only."""
 HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1")
 SAMPLES = 2 * 240
-THERE = "from pathlib import Path; THERE = Path(__file__).parent"
 
 
 def fetched(run: Run) -> set[tuple[str, str, str]]:
@@ -82,16 +81,19 @@ def test_what_scripts_change_before_their_first_step_is_what_replicas_on_all_hos
 
 
 COMES_BACK = """
-if not paceline.resumed() and paceline.worker() == 2 and epoch == 1:
+if paceline.resumed():
+    made("joined")
+elif paceline.worker() == 2 and epoch == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-while epoch == 1 and paceline.worker() != 2 and not (THERE / "back").exists():  # else they may be through before it is
-    time.sleep(0.01)
+elif epoch == 1:  # it gets what it begins with between two steps of another
+    wait_for("back")
+    time.sleep(0.0 if (SIGNS / "joined").exists() else 0.2)
 """
 
 
 @pytest.mark.parametrize("protocol", AD_PSGD)
 def test_a_worker_that_returns_on_another_host_gets_a_replica_from_there(protocol: str, launch: Launch) -> None:
-    back = THERE + "\nif paceline.resumed(): (THERE / 'back').touch()"
+    back = f"{SIGNS}\nif paceline.resumed(): made('back')"
     run = launch.run(that_draws(COMES_BACK, before=back), *HOSTS, "-p", protocol, "--restart", "1").completed()
     assert run.rows("SELECT worker FROM facts WHERE kind = 'WorkerJoined'") == [(2,)]
     assert run.summary["samples"] == SAMPLES
@@ -99,8 +101,8 @@ def test_a_worker_that_returns_on_another_host_gets_a_replica_from_there(protoco
 
 
 LEAVES = """
-if paceline.worker() == 2 and epoch == 1 and not (THERE / "asked").exists():
-    (THERE / "asked").touch()
+if paceline.worker() == 2 and epoch == 1 and not (SIGNS / "asked").exists():
+    made("asked")
     os.kill(os.getppid(), signal.SIGTERM)
 time.sleep(0.02)
 """
@@ -108,7 +110,7 @@ time.sleep(0.02)
 
 @pytest.mark.parametrize("protocol", ALL_REDUCE)
 def test_a_host_that_leaves_in_good_order_leaves_what_its_workers_have_come_to(protocol: str, launch: Launch) -> None:
-    run = launch.run(that_draws(LEAVES, before=THERE), *HOSTS, "-p", protocol).completed()
+    run = launch.run(that_draws(LEAVES, before=SIGNS), *HOSTS, "-p", protocol).completed()
     assert "host node-1 has left in good order" in run.err
     left = [(row["worker"], row["left"]["reason"]) for row in run.summary["per_worker"]]
     assert left == [(0, "finished"), (1, "finished"), (2, "drained"), (3, "drained")]
