@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from support import returns
 from support.events import said
 from support.launch import Launch
 from support.runs import Run, ended, replayed
 from support.scripts import SIGNS, that_draws, that_resumes
 from support.sound import right
-from support.suites import each
 
 SAMPLES = 2 * 240
 FUNCTIONS = f"""
@@ -232,17 +230,3 @@ def test_a_kill_by_time_is_of_the_run_s_time_and_does_not_come_again_where_the_r
     assert resumed.rows(died) == [(1,)]
     assert resumed.rows("SELECT 1 FROM facts WHERE kind = 'GradientReady' AND worker = 1")
     assert resumed.summary["samples"] == SAMPLES
-
-
-@pytest.mark.parametrize("seed", each(range(100), default=(27,)))
-def test_a_run_whose_workers_die_anywhere_and_come_back_is_checked_and_replayed_to_the_same_bits(
-    seed: int, launch: Launch
-) -> None:
-    """A seed draws the same schedule again."""
-    schedule, lives = returns.Schedule.of(seed), launch.tmp_path / "lives"
-    try:
-        run = returns.carry_out(schedule, launch, lives)
-    except returns.Broken as broken:
-        pytest.fail(f"{schedule}\n{broken}")
-    said = returns.broken_promises(schedule, run, lives)
-    assert not said, "\n".join([str(schedule), *said, run.err[-2000:]])

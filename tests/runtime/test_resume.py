@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from paceline.records.snapshots import whole
-from support import stops
 from support.events import TELL
 from support.launch import Launch
 from support.runs import Run, ended, killed_once_kept, replayed
@@ -292,21 +291,3 @@ def test_within_an_epoch_the_line_names_what_has_changed(launch: Launch) -> None
     assert "the data, the batch size or the sampler has changed" in run.err
     again = launch.resume(run.folder, "--epochs", "2", str(launch.tmp_path / "train.py"), "64", "8").completed()
     assert again.summary["samples"] == 128
-
-
-# --- stopped anyhow
-
-
-@pytest.mark.parametrize("seed", each(range(200), default=range(2)))
-def test_a_run_that_is_stopped_anyhow_goes_on_from_a_whole_snapshot_to_its_end(seed: int, launch: Launch) -> None:
-    """Killed, ended, or without space on disk, under every protocol: a seed draws the same schedule again."""
-    schedule = stops.Schedule.of(seed)
-    try:
-        runs = stops.carry_out(schedule, launch)
-    except stops.Broken as broken:
-        pytest.fail(f"{schedule}\n{broken}")
-    if runs[-1].code:
-        return  # it had no snapshot yet
-    unstopped = launch.run(schedule.script, *schedule.flags).completed() if schedule.exact else None
-    broken_ones = stops.broken_promises(schedule, runs[-1], unstopped)
-    assert not broken_ones, "\n".join([str(schedule), *broken_ones, *(run.err[-2000:] for run in runs)])
