@@ -19,7 +19,6 @@ from paceline.launch.machines import Machine, machines
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("ssh:a", [Machine("a", "a", None, 4)]),
         ("ssh:a,b", [Machine("a", "a", None, 4), Machine("b", "b", None, 4)]),
         ("ssh:a=2,b", [Machine("a", "a", None, 2), Machine("b", "b", None, 4)]),
         ("ssh:user@c.lab:2222=8", [Machine("c.lab:2222", "user@c.lab", 2222, 8)]),
@@ -36,19 +35,15 @@ def test_machines_are_named_as_ssh_names_them_with_workers_of_their_own(text: st
     ("text", "why"),
     [
         ("", '--on is ""; it must be ssh:HOST'),
-        ("a,b", '--on is "a,b"; it must be ssh:HOST'),
         ("rays", '--on is "rays"; it must be ssh:HOST,…, such as ssh:a,b or ssh:a=4,user@b:2222=2, or ray'),
-        ("ssh:", '--on names ""; a machine is [USER@]HOST'),
         ("ssh:a,,b", '--on names ""'),
         ("ssh:-oProxyCommand=reboot", '--on names "-oProxyCommand=reboot"'),
-        ("ssh:me@-oProxyCommand", '--on names "me@-oProxyCommand"'),
         ("ssh:-me@a", '--on names "-me@a"'),
         ("ssh:a b", '--on names "a b"'),
         ("ssh:a\nb", '--on names "a\\nb"'),
         ("ssh:a:0", '--on names "a:0"'),
         ("ssh:a:65536", '--on names "a:65536"'),
         ("ssh:a=100001", "--on gives a 100001 workers; it must be 0 to "),
-        ("ssh:a=999999999", "--on gives a 999999999 workers"),
         ("ssh:a=x", '--on names "a=x"'),
         ("ssh:a,b,me@a=2", "--on names a twice"),
     ],
@@ -72,25 +67,8 @@ def test_ssh_gives_up_on_a_machine_unless_its_configuration_says_when() -> None:
 
 
 ODD = [
-    "plain",
-    "with spaces",
-    "a'b",
-    'a"b',
-    "$HOME",
-    "`reboot`",
-    "$(reboot)",
-    "a;b",
-    "a&b|c>d<e",
-    "*",
-    "~",
-    "-n",
-    "!!",
-    "back\\slash",
-    "two\nlines",
-    "tab\there",
-    "naïve ☃",
-    "#comment",
-    "",
+    *("plain", "with spaces", "a'b", 'a"b', "$HOME", "`reboot`", "$(reboot)", "a;b", "a&b|c>d<e", "*", "~", "-n"),
+    *("!!", "back\\slash", "two\nlines", "tab\there", "naïve ☃", "#comment", ""),
 ]
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish") if shutil.which(shell)]
 

@@ -54,39 +54,29 @@ def brought(data: int | None = 96, **code: str) -> messages.worker.Offered:
     return msgspec.structs.replace(OFFER, data=data, code={f"{name}.py": digest for name, digest in code.items()})
 
 
-@pytest.mark.parametrize(
-    ("offers", "line"),
-    [
-        ([brought(model="1")] * 4, ""),
-        (
-            [brought(model="1"), brought(model="1"), brought(model="2"), brought(model="1")],
-            "host b: model.py differs from the head's; copy the same files to all hosts",
-        ),
-        (
-            [brought(), brought(model="1"), brought(), brought(model="2")],
-            "host c: model.py differs from the head's; copy the same files to all hosts",
-        ),
-        (
-            [brought(), brought(), brought(model="1"), brought(model="2")],
-            "host c: model.py differs from that of host b; copy the same files to all hosts",
-        ),
-        ([brought(), brought(), brought(plots="1"), brought(model="2")], ""),
-        ([brought(model="1"), brought(model="2"), brought(), brought()], ""),
-        (
-            [brought(), brought(), brought(data=1095), brought()],
-            "host b: its data has 1,095 samples, and the head's 96; copy the same data to all hosts",
-        ),
-        ([brought(), brought(data=95), brought(), brought()], ""),
-        ([brought(data=None), brought(), brought(data=None), brought()], ""),
+SAME = brought(model="1")
+UNEQUAL = {
+    "": [
+        [SAME] * 4,
+        [brought(), brought(), brought(plots="1"), brought(model="2")],
+        [SAME, brought(model="2"), brought(), brought()],  # those of one host may differ
+        [brought(), brought(data=95), brought(), brought()],
+        [brought(data=None), brought(), brought(data=None), brought()],
     ],
-)
-def test_files_and_data_that_two_hosts_both_have_are_the_same(offers: list[messages.worker.Offered], line: str) -> None:
-    assert unequal_hosts(dict(enumerate(offers)), HOSTS) == line
+    "host b: model.py differs from the head's; copy the same files": [[SAME, SAME, brought(model="2"), SAME]],
+    "host c: model.py differs from the head's; copy the same files": [[brought(), SAME, brought(), brought(model="2")]],
+    "host c: model.py differs from that of host b; copy": [[brought(), brought(), SAME, brought(model="2")]],
+    "host b: its data has 1,095 samples, and the head's 96; copy": [[SAME, SAME, brought(data=1095), SAME]],
+}
+"""By what is said: what four workers bring."""
 
 
-def test_workers_of_one_host_may_have_different_files_and_data() -> None:
-    offers = {0: brought(model="1"), 1: brought(model="2", data=95)}
-    assert unequal_hosts(offers, {}) == ""
+@pytest.mark.parametrize("line", UNEQUAL)
+def test_files_and_data_that_two_hosts_both_have_are_the_same(line: str) -> None:
+    for offers in UNEQUAL[line]:
+        said = unequal_hosts(dict(enumerate(offers)), HOSTS)
+        assert said.startswith(line)
+        assert bool(said) == bool(line)
 
 
 def on(device: str, *, deterministic: bool = True) -> messages.worker.Offered:

@@ -19,47 +19,25 @@ from support.cluster_examples import command, lay_out, small
 from support.launch import Launch
 from support.nursery import Process
 from support.rays import RayCluster
-from support.recorded import checked
 from support.runs import Run, ended
+from support.scripts import training
+from support.sound import right
 
-SCRIPT = """
-import time
-from pathlib import Path
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-
-THERE = Path(__file__).parent
-torch.manual_seed(3)
-model = nn.Linear(6, 3)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(torch.randn(96, 6), torch.randint(0, 3, (96,))), batch_size=4, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=EPOCHS)
-print("I am", paceline.worker())
-for epoch in range(EPOCHS):
-    for step, (x, y) in enumerate(loader):
-        EACH_STEP
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-"""
+SAMPLES = 2 * 64
 WAITS = """
-        (THERE / f"at-{paceline.worker()}").touch()
-        while not (THERE / "go-on").exists(): time.sleep(0.05)
+from pathlib import Path
+there = Path(__file__).parent
+(there / f"at-{me}").touch()
+while not (there / "go-on").exists(): time.sleep(0.05)
 """
 """Notes that the worker is in its first step, where all wait until they are to go on."""
-
-
 SLOWLY = """
-        (THERE / f"at-{paceline.worker()}").touch()
-        time.sleep(0.0 if (THERE / "go-on").exists() else 0.2)
+from pathlib import Path
+there = Path(__file__).parent
+(there / f"at-{me}").touch()
+time.sleep(0.0 if (there / "go-on").exists() else 0.2)
 """
 """Notes the same, and goes on slowly: who comes is given what another worker has, between two of its steps."""
-
-
-def script(each_step: str = "pass", epochs: int = 2) -> str:
-    return SCRIPT.replace("EACH_STEP", each_step.strip()).replace("EPOCHS", str(epochs))
 
 
 def on(cluster: RayCluster, hosts: str = "3", *, protocol: str = "asp") -> tuple[str, ...]:
@@ -88,18 +66,18 @@ def refused(run: Run, *words: str) -> None:
 
 
 def test_nodes_of_a_cluster_take_part_each_with_an_agent(launch: Launch, ray_cluster: RayCluster) -> None:
-    run = launch.run(script(), *on(ray_cluster), "--tee", "all").completed()
+    run = launch.run(training(before="print('I am', me)"), *on(ray_cluster), "--tee", "all").completed()
     ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
     assert sorted(host for _, host, _ in json.loads(facts)["members"]) == ["head", "ray-1", "ray-2"]
-    assert run.summary["samples"] == 2 * 96
-    assert (found := checked(run.folder)).ok, found.wrong
+    assert run.summary["samples"] == SAMPLES
+    right(run)
     assert all(f"[worker {worker}] I am {worker}\n" in run.out for worker in range(3))
     until(lambda: not ray_cluster.agents())
 
 
 @pytest.mark.long
 def test_a_program_runs_on_a_cluster_too(launch: Launch, ray_cluster: RayCluster) -> None:
-    (launch.tmp_path / "train.py").write_text(script())
+    (launch.tmp_path / "train.py").write_text(training())
     program = f"""
 import paceline
 run = paceline.run("train.py", on="ray", address={ray_cluster.address!r}, hosts=2, workers=1, threads=1, quiet=True)
@@ -133,30 +111,21 @@ def test_the_command_of_the_example_of_a_ray_job_trains_on_three_nodes(
 
 
 @pytest.mark.long
-def test_a_signal_to_the_head_ends_the_agents(launch: Launch, ray_cluster: RayCluster) -> None:
-    process = launch.start(script(WAITS), *on(ray_cluster))
-    await_workers(launch, 0, 1, 2)
-    os.kill(process.pid, signal.SIGINT)
-    (launch.tmp_path / "go-on").touch()
-    assert ended(process).code == 130
-    launch.assert_nothing_left()
-    until(lambda: not ray_cluster.agents())
-
-
-@pytest.mark.long
-def test_agents_end_with_a_head_that_is_killed_and_have_the_token_to_themselves(
-    launch: Launch, ray_cluster: RayCluster
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_agents_end_with_the_head_and_have_the_token_to_themselves(
+    end: signal.Signals, launch: Launch, ray_cluster: RayCluster
 ) -> None:
-    process = launch.start(script(WAITS), *on(ray_cluster, "2"))
-    await_workers(launch, 0, 1)
+    process = launch.start(training(WAITS), *on(ray_cluster))
+    await_workers(launch, 0, 1, 2)
     there = [*launch.traces[-1].processes(), *ray_cluster.traces.processes()]
     assert len(there) > 4
     for one in there:
         for what in "cmdline", "environ":
             with suppress(OSError):  # Ray has ended a process of its own
                 assert not re.search(rb"paceline_[0-9a-f]{64}", Path(f"/proc/{one}/{what}").read_bytes())
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    os.kill(process.pid, end)
+    (launch.tmp_path / "go-on").touch()
+    assert ended(process).code == (130 if end == signal.SIGINT else -signal.SIGKILL)
     launch.assert_nothing_left()
     until(lambda: not ray_cluster.agents())
 
@@ -165,7 +134,7 @@ def test_agents_end_with_a_head_that_is_killed_and_have_the_token_to_themselves(
 def test_a_node_that_dies_is_a_lost_host_and_one_that_comes_is_a_new_one(
     launch: Launch, ray_cluster: RayCluster
 ) -> None:
-    process = launch.start(script(SLOWLY, epochs=30), *on(ray_cluster, "2:4"), "--on-loss", "continue")
+    process = launch.start(training(SLOWLY, epochs=30), *on(ray_cluster, "2:4"), "--on-loss", "continue")
     # two nodes besides this one are there, and the second of them comes as soon as the run has begun
     await_workers(launch, 0, 1, 2)
     ray_cluster.kill_node()
@@ -177,33 +146,20 @@ def test_a_node_that_dies_is_a_lost_host_and_one_that_comes_is_a_new_one(
     assert len(re.findall(r"host ray-\d is lost", run.err)) == 1, run.err
     assert "host ray-3 has come" in run.err
     assert "raylet" not in run.err  # Ray's own words of that: twenty lines
-    assert (found := checked(run.folder)).ok, found.wrong
+    right(run)
     until(lambda: not ray_cluster.agents())
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--address", "127.0.0.1:1", "--hosts", "2"), ("--on ray", "127.0.0.1:1")),
-        (("--address", "ray://a:1", "--hosts", "2"), ("ray://a:1 is not the address",)),
-        (
-            (
-                "--address",
-                "127.0.0.1:1",
-            ),
-            ("--on ray", "--hosts"),
-        ),
-        (("--address", "127.0.0.1:1", "--hosts", "2", "--ssh", "ssh"), ("--ssh is ssh",)),
+        ("--on ray --address 127.0.0.1:1 --hosts 2", ("--on ray", "127.0.0.1:1")),
+        ("--on ray --address ray://a:1 --hosts 2", ("ray://a:1 is not the address",)),
+        ("--on ray --address 127.0.0.1:1", ("--on ray", "--hosts")),
+        ("--on ray --address 127.0.0.1:1 --hosts 2 --ssh ssh", ("--ssh is ssh",)),
+        ("--on ray:3 --hosts 2", ('--on is "ray:3"; it must be', "or ray")),
+        ("--address 127.0.0.1:1", ("--address is 127.0.0.1:1", "--on ray")),
     ],
 )
-def test_what_can_t_be_is_refused_in_one_line(flags: tuple[str, ...], words: tuple[str, ...], launch: Launch) -> None:
-    refused(launch.run(script(), "--on", "ray", "-n", "1", "--threads", "1", "-p", "asp", *flags), *words)
-
-
-def test_what_is_nearly_ray_is_refused_for_that_and_not_for_its_hosts(launch: Launch) -> None:
-    for on in "rays", "ray:3":
-        refused(launch.run(script(), "--on", on, "--hosts", "2", "-n", "1"), f'--on is "{on}"; it must be', "or ray")
-
-
-def test_an_address_of_ray_means_nothing_without_ray(launch: Launch) -> None:
-    refused(launch.run(script(), "--address", "127.0.0.1:1"), "--address is 127.0.0.1:1", "--on ray")
+def test_what_can_t_be_is_refused_in_one_line(flags: str, words: tuple[str, ...], launch: Launch) -> None:
+    refused(launch.run(training(), "-n", "1", "--threads", "1", "-p", "asp", *flags.split()), *words)

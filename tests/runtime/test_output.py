@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from paceline.core.phrases import MOST
 from paceline.display.progress import Screen
 from paceline.display.state import View
 from paceline.host import worker_output
@@ -107,6 +108,47 @@ def test_a_log_that_can_t_be_written_is_said_once_and_the_rest_is_shown(
     assert worker.shown.getvalue() == "one\ntwo\n"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"paceline: {worker.log} can't be written (No space left on device)")
+
+
+def test_of_hundreds_that_die_at_once_the_first_are_told_one_by_one_and_the_others_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = list[Callable[[], None]]()
+    output = output_to(sys.stdout, tmp_path, shows=False)
+    output.after = lambda _, call: later.append(call)
+    for worker in range(200):
+        (tmp_path / f"worker-{worker}.log").write_text(f"the last word of worker {worker}\n")
+        output.died(worker, "killed by SIGKILL", f" in step {worker}; the others go on")
+    said = capsys.readouterr().err.splitlines()
+    assert said[-3:] == [
+        "paceline: worker 7 died (killed by SIGKILL) in step 7; the others go on",
+        f"paceline:   its last lines, of {tmp_path}/worker-7.log:",
+        "  | the last word of worker 7",
+    ]
+    assert len(said) == 3 * MOST
+    (tell,) = later
+    tell()
+    rest = f"paceline: workers 8-199 died, too (killed by SIGKILL); what was printed there is in {tmp_path}\n"
+    assert capsys.readouterr().err == rest
+    output.died(200, "killed by SIGKILL", "")
+    assert len(later) == 2, "the next ones are told as soon"
+    output.died(201, "exit code 1", "")
+    assert capsys.readouterr().err == "paceline: worker 201 died (exit code 1)\n", "another kind is told at once"
+    output.close()
+    assert capsys.readouterr().err == rest.replace("workers 8-199", "worker 200")
+
+
+def test_logs_that_can_t_be_written_are_told_in_a_few_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = output_to(sys.stdout, tmp_path, shows=False)
+    output.after = lambda _, call: None
+    for worker in range(30):
+        (tmp_path / f"worker-{worker}.log").symlink_to("/dev/full")
+        output.printed(worker, b"word\n")
+    assert len(capsys.readouterr().err.splitlines()) == MOST
+    output.say_gathered()
+    lack = "can't be written (No space left on device): they lack the rest of what these workers print"
+    assert capsys.readouterr().err == f"paceline: the logs of workers 8-29 {lack}\n"
+    output.close()
 
 
 def test_a_run_whose_standard_error_is_full_trains(launch: Launch) -> None:

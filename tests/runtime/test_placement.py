@@ -19,23 +19,19 @@ def placed(environ: dict[str, str]) -> Placement:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_each_host_knows_its_number_and_the_head(engine: str) -> None:
-    for host in range(3):
-        found = placed(ENGINES[engine](host, 3, "head"))
-        assert (found.engine, found.host, found.hosts) == (engine, host, 3)
-        assert (found.local, found.locals) == (0, 1)
-        assert found.head == "head"
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_all_hosts_agree_on_the_run_and_on_the_port(engine: str) -> None:
+def test_all_hosts_agree_on_the_head_the_run_and_the_port(engine: str) -> None:
     found = [placed(ENGINES[engine](host, 3, "head")) for host in range(3)]
+    assert [(one.engine, one.host, one.hosts, one.local, one.locals) for one in found] == [
+        (engine, host, 3, 0, 1) for host in range(3)
+    ]
+    assert {one.head for one in found} == {"head"}
     assert len({(one.run, one.port, one.store, one.attempt) for one in found}) == 1
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_one_host_is_no_engines_business(engine: str) -> None:
+def test_one_host_is_no_engines_business_nor_is_a_run_that_is_made_without_it(engine: str) -> None:
     assert placement(ENGINES[engine](0, 1, "head")) is None
+    assert placement(without_engine(ENGINES[engine](1, 3, "head"))) is None
 
 
 def test_without_an_engine_there_is_no_placement() -> None:
@@ -43,22 +39,11 @@ def test_without_an_engine_there_is_no_placement() -> None:
     assert placement({"RANK": "0", "WORLD_SIZE": "4"}) is None
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_that_is_made_without_the_engine_has_no_placement(engine: str) -> None:
-    assert placement(without_engine(ENGINES[engine](1, 3, "head"))) is None
-
-
-def test_torchruns_own_store_has_the_master_port() -> None:
+def test_torchruns_master_port_is_its_own_stores_if_it_has_one_and_none_is_no_identity() -> None:
     found = placed(torchrun(0, 2, "head"))
     assert (found.port, found.store, found.run, found.named) == (None, 29400, "digits", True)
-
-
-def test_without_torchruns_store_its_master_port_is_free_for_the_head() -> None:
     found = placed({**torchrun(0, 2, "head"), "TORCHELASTIC_USE_AGENT_STORE": "False"})
     assert (found.port, found.store) == (29400, None)
-
-
-def test_none_is_no_identity_of_torchruns() -> None:
     found = placed({**torchrun(0, 2, "head"), "TORCHELASTIC_RUN_ID": "none"})
     assert (found.run, found.named) == ("head-29400", False)
 
@@ -102,11 +87,6 @@ def test_steps_of_a_slurm_job_and_its_neighbours_have_ports_of_their_own() -> No
     assert all(one.port is not None and FIRST_PORT <= one.port < FIRST_PORT + PORTS for one in jobs)
 
 
-def test_kubernetes_leaves_the_master_port_to_the_head() -> None:
-    assert placed(pytorchjob(0, 2, "head")).port == 23456
-    assert placed(jobset(0, 2, "head")).port == 29400
-
-
 def test_a_jobset_may_number_its_pods_itself() -> None:
     environ = jobset(1, 2, "head")
     assert placed(environ | {"JOB_COMPLETION_INDEX": "0"}).host == 1
@@ -122,7 +102,9 @@ def test_a_pytorchjob_that_has_the_variables_of_torchrun_too_is_one() -> None:
     assert (found.engine, found.host, found.hosts, found.head) == ("PyTorchJob", 1, 2, "head")
 
 
-def test_rays_master_port_is_taken_so_another_follows_from_it() -> None:
+def test_kubernetes_leaves_the_master_port_to_the_head_and_rays_is_taken_so_another_follows_from_it() -> None:
+    assert placed(pytorchjob(0, 2, "head")).port == 23456
+    assert placed(jobset(0, 2, "head")).port == 29400
     port = placed(ray(0, 2, "head")).port
     assert port is not None
     assert FIRST_PORT <= port < FIRST_PORT + PORTS
@@ -131,10 +113,7 @@ def test_rays_master_port_is_taken_so_another_follows_from_it() -> None:
 @pytest.mark.parametrize(
     ("environ", "named"),
     [
-        (
-            torchrun(0, 2, "a") | {"LOCAL_WORLD_SIZE": "4"},
-            ["LOCAL_WORLD_SIZE", "--nproc-per-node 1"],
-        ),
+        (torchrun(0, 2, "a") | {"LOCAL_WORLD_SIZE": "4"}, ["LOCAL_WORLD_SIZE", "--nproc-per-node 1"]),
         (torchrun(0, 1, "a") | {"LOCAL_WORLD_SIZE": "4"}, ["LOCAL_WORLD_SIZE", "-n 4"]),
         (torchrun(2, 2, "a"), ["GROUP_RANK", "GROUP_WORLD_SIZE"]),
         (torchrun(0, 2, "a") | {"RANK": "1"}, ["GROUP_RANK", "RANK"]),

@@ -46,33 +46,6 @@ def told(plateaus: Plateaus, worker: int) -> list[float]:
     return [] if news is None else [metric for _, _, metric in news.metrics]
 
 
-def test_the_lowest_worker_decides_until_it_leaves_and_then_the_next() -> None:
-    plateaus = book(0, 1, 2)
-    assert plateaus.news(1) is None
-    assert plateaus.news(0) == messages.worker.PlateauMetrics(True, [])
-    plateaus.tell(left(0))
-    assert plateaus.news(2) is None
-    assert plateaus.news(1) == messages.worker.PlateauMetrics(True, [])
-    plateaus.tell(joined(0))
-    assert plateaus.news(0) is None
-    plateaus.heard(0, 0, 1.0)
-    plateaus.heard(1, 0, 2.0)
-    plateaus.tell(pushed(1))
-    assert told(plateaus, 0) == [2.0]
-
-
-def test_a_metric_is_for_the_others_from_the_deciding_worker_s_next_fact_on() -> None:
-    plateaus = book(0, 1)
-    plateaus.news(0)
-    plateaus.heard(0, 0, 3.0)
-    plateaus.tell(pushed(1))
-    assert told(plateaus, 1) == []
-    plateaus.tell(pushed(0))
-    assert told(plateaus, 1) == [3.0]
-    assert told(plateaus, 1) == []
-    assert told(plateaus, 0) == [], "it has made that step"
-
-
 @pytest.mark.parametrize(("how", "metrics"), [("finished", [3.0, 4.0]), ("died", [3.0])])
 def test_what_no_push_came_after_counts_of_a_worker_that_finishes_and_not_of_one_that_dies(
     how: Literal["finished", "died"], metrics: list[float]

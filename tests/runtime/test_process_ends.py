@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from paceline.ipc.processes import adopt_orphans, children, end_adopted, end_groups
+from paceline.ipc import processes
+from paceline.ipc.processes import NoProcess, adopt_orphans, children, end_adopted, end_groups, fork_child, fork_orphan
 from support.dispositions import as_from_a_terminal
 from support.launch import Launch
 from support.processes import zygote_of
 from support.runs import ended
-from support.scripts import ENDLESS, training
+from support.scripts import training
 
 SHARED = """
 import multiprocessing, os, tempfile
@@ -158,7 +160,16 @@ def test_what_python_tracks_for_spawned_processes_is_removed_when_their_group_is
 
 GROUPS = """
 import os, signal, subprocess, sys, time
-from paceline.ipc.processes import adopt_orphans, children, end_adopted, end_groups
+from paceline.ipc import processes
+from paceline.ipc.processes import (
+    NoProcess,
+    adopt_orphans,
+    children,
+    end_adopted,
+    end_groups,
+    fork_child,
+    fork_orphan,
+)
 
 def group(program):
     return subprocess.Popen(["sh", "-c", program], stdin=subprocess.DEVNULL, stdout=write, process_group=0)
@@ -233,46 +244,36 @@ def test_a_run_goes_on_with_the_workers_that_it_has_when_its_zygote_is_killed(la
     assert "died" not in run.err
 
 
-@pytest.mark.real_run
-def test_a_run_whose_zygote_is_killed_before_it_has_all_workers_fails_in_one_line(tmp_path: Path) -> None:
+KILLS_ITS_ZYGOTE = """
+import os, signal
+from paceline.coordinator import run
+from paceline.ipc import zygote
+from paceline.host.workers import Workers
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+fork, start = zygote.fork_child, Workers.start
+def fork_alone(body):
+    assert threads() == 1
+    return fork(body)
+def kill_first(workers, numbers):
+    if numbers[0]:
+        assert threads() > 1
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
+            os.kill(int(children.read().split()[0]), signal.SIGKILL)
+    start(workers, numbers)
+zygote.fork_child, Workers.start, run.AT_ONCE = fork_alone, kill_first, 1
+"""
+
+
+def test_a_run_whose_zygote_is_killed_before_it_has_all_workers_fails_in_one_line(launch: Launch) -> None:
     """The launcher has one thread when it forks the zygote, and more by then."""
-    (tmp_path / "train.py").write_text(training())
-    program = """
-        import os, signal
-        from paceline.ipc import zygote
-        from paceline.host.workers import Workers
-        from support.processes import zygote_of
-        def threads():
-            return len(os.listdir("/proc/self/task"))
-        fork, start = zygote.fork_child, Workers.start
-        def fork_alone(body):
-            from paceline.coordinator import run
-            run.AT_ONCE = 1
-            assert threads() == 1
-            return fork(body)
-        def kill_first(workers, numbers):
-            if numbers[0]:
-                assert threads() > 1
-                os.kill(zygote_of(os.getpid()), signal.SIGKILL)
-            start(workers, numbers)
-        zygote.fork_child, Workers.start = fork_alone, kill_first
-        from paceline.cli.main import main
-        raise SystemExit(main())
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), "run", "-n", "2", "-p", "asp", "--out", "run", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 3
-    assert "Traceback" not in done.stdout + done.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["outcome"] == "failed"
-    assert summary["error"].startswith("worker 1 can't be started: the process that workers are forked from (")
+    run = launch.run(training(), "-n", "2", "-p", "asp", first=KILLS_ITS_ZYGOTE)
+    assert run.code == 3
+    assert "Traceback" not in run.out + run.err
+    assert run.summary["outcome"] == "failed"
+    assert run.summary["error"].startswith("worker 1 can't be started: the process that workers are forked from (")
 
 
 HELD = """
@@ -293,15 +294,6 @@ def test_workers_hold_nothing_of_each_other_and_nothing_of_the_ledger(launch: La
     sockets = [[what for what in one.values() if what.startswith("socket:")] for one in held]
     assert len(sockets[0]) == len(sockets[1]) == 1, f"a worker's own channel, and no other: {held}"
     assert sockets[0] != sockets[1]
-
-
-def test_a_run_that_its_terminal_hangs_up_on_ends_as_an_interrupted_one(launch: Launch) -> None:
-    process = launch.start(training("if step == 0: tell('trains', me)", **ENDLESS), "-n", "1")
-    launch.events.wait_for("trains")
-    process.send_signal(signal.SIGHUP)
-    run = ended(process)
-    assert run.code == 130
-    assert run.summary["outcome"] == "interrupted"
 
 
 IMPORTING = """
@@ -350,16 +342,6 @@ def test_what_the_store_had_not_written_whole_is_taken_away_and_all_files_have_o
     assert {path.suffix for path in (folder / "versions").iterdir()} == {".safetensors"}
 
 
-def test_more_workers_than_open_files_allow_are_refused_in_one_line(launch: Launch) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
-    run = launch.run(training(), "-n", "32", first=limit)
-    assert run.code == 2
-    refusal = run.err.splitlines()[-1]  # after the line that so many take turns on few cores
-    assert refusal.startswith("paceline: 32 workers take 240 open files, and 64 are allowed; raise that limit")
-    assert "Traceback" not in run.err
-    assert not run.folder.exists()
-
-
 def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launch) -> None:
     script = training(
         """
@@ -385,3 +367,86 @@ def test_a_ledger_that_the_disk_has_no_room_for_fails_the_run_and_the_summary_sa
     assert "Traceback" not in run.err
     assert run.summary["outcome"] == "failed"
     assert "the ledger cannot be written" in run.summary["error"]
+
+
+# --- a machine that has no process to give, which is not its user's fault
+
+FULL = "no further process can be started: Resource temporarily unavailable; "
+
+
+def failing(real: Callable[[], int], after: int) -> Callable[[], int]:
+    """A fork that fails when it was called so often, in this process or those that it forks."""
+    calls = [0]
+
+    def fork() -> int:
+        calls[0] += 1
+        if calls[0] > after:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return real()
+
+    return fork
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_an_orphan_that_cannot_be_forked_is_told_and_leaves_nothing(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether this process's fork fails, or that of the process in between."""
+    before, children = set(os.listdir("/proc/self/fd")), set(processes.children())
+    monkeypatch.setattr(os, "fork", failing(os.fork, after))
+    with pytest.raises(NoProcess, match=f"^{FULL}[0-9,]+ bytes of memory are available"):
+        fork_orphan(lambda: 0, os.getpid())
+    assert not processes._orphaning
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(processes.children()) <= children
+
+
+def test_a_child_that_cannot_be_forked_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", failing(os.fork, 0))
+    with pytest.raises(NoProcess, match=f"^{FULL}"):
+        fork_child(lambda: 0)
+
+
+def test_a_store_that_cannot_be_forked_fails_the_run_with_3_and_a_summary(launch: Launch) -> None:
+    before = """
+    import errno
+    def fork():
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    os.fork = fork
+    """
+    ended = launch.run(training(before=before), "-n", "2", "-p", "asp")
+    assert ended.code == 3
+    assert ended.summary["outcome"] == "failed"
+    assert ended.summary["error"].startswith(f"the parameter store can't be started: {FULL}")
+    assert ended.summary["error"] in ended.out + ended.err
+    assert "Traceback" not in ended.out + ended.err
+
+
+FORKS_SO_OFTEN = """
+import errno, os
+real, calls = os.fork, []
+def fork():
+    calls.append(1)
+    if len(calls) > {forks}:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return real()
+os.fork = fork
+"""
+
+
+@pytest.mark.parametrize(("forks", "said"), [(4, f"workers 0, 1, 2, 3 can't be started: {FULL}"), (0, FULL)])
+def test_what_a_launcher_can_not_fork_fails_the_run_with_3_in_one_line_and_leaves_nothing(
+    forks: int, said: str, launch: Launch
+) -> None:
+    """A process can fork so often, and what it forks as often less than it has itself.
+
+    The zygote is the first fork, the process in between the second. Two of the workers are there for a moment.
+    """
+    ended = launch.run(training(), "-n", "4", first=FORKS_SO_OFTEN.format(forks=forks))
+    assert ended.code == 3
+    assert "Traceback" not in ended.out + ended.err
+    if forks:
+        assert ended.summary["outcome"] == "failed"
+        assert ended.summary["error"].startswith(said)
+    else:
+        assert ended.err.startswith(f"paceline: {said}")

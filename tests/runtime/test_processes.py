@@ -11,9 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from subprocess import PIPE
@@ -23,9 +22,9 @@ import pytest
 import paceline
 from support.events import LONG, await_stop, said
 from support.launch import Launch
-from support.leftovers import Traces, Watch
+from support.leftovers import Traces
 from support.processes import children, zygote_of
-from support.runs import Launcher, Run, ended
+from support.runs import Run, ended
 from support.scripts import ENDLESS, training
 
 OURS = f"{Path(paceline.__file__).parent}{os.sep}"
@@ -51,19 +50,8 @@ def after(text: str, beginning: str) -> str:
     return "\n".join(block)
 
 
-def scenario(tmp_path: Path, text: str) -> str:
-    file = tmp_path / "scenario.toml"
-    file.write_text(text)
-    return str(file)
-
-
 def reasons(run: Run) -> list[str]:
     return [row["left"]["reason"] for row in run.summary["per_worker"]]
-
-
-def await_end(process: int, within: float = LONG) -> None:
-    with suppress(ProcessLookupError), Watch(process) as watch:
-        assert watch.ends(within), f"process {process} has not ended in {within} s"
 
 
 # --- what the tests below rest upon
@@ -117,28 +105,13 @@ if step == 5 and me == 2:
 """
 
 
-@pytest.fixture(scope="module")
-def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Launcher]]:
-    """All three started at once, by protocol."""
-    launches, started = [], {}
-    for protocol in ("bsp", "asp", "ssp"):
-        launches.append(launch := Launch(tmp_path_factory.mktemp(protocol)))
-        kill = scenario(launch.tmp_path, "[[event]]\nworker = 0\nat_step = 5\nkill = true\n")
-        flags = ("-n", "4", "-p", protocol, "--shards", "static", "--tee", "none", "--on-loss", "continue")
-        script = training(EXIT, before=DEATHS, after="paceline.finish(); print('finished')")
-        started[protocol] = launch.start(script, *flags, "--scenario", kill)
-    yield started
-    for launch in launches:
-        launch.close()
-
-
-@pytest.mark.real_run
-@pytest.mark.parametrize("protocol", ["bsp", "asp", "ssp"])
-def test_workers_that_die_are_named_with_their_end_and_last_words_and_the_rest_finish(
-    deaths: dict[str, Launcher], protocol: str
-) -> None:
+def test_workers_that_die_are_named_with_their_end_and_last_words_and_the_rest_finish(launch: Launch) -> None:
     """Of four, by SIGKILL (the one that forked the store), an exception, an exit code: the fourth ends the work."""
-    run = ended(deaths[protocol]).completed()
+    kill = launch.tmp_path / "kill.toml"
+    kill.write_text("[[event]]\nworker = 0\nat_step = 5\nkill = true\n")
+    flags = ("-n", "4", "-p", "bsp", "--shards", "static", "--tee", "none", "--on-loss", "continue")
+    script = training(EXIT, before=DEATHS, after="paceline.finish(); print('finished')")
+    run = launch.run(script, *flags, "--scenario", str(kill)).completed()
     line_of(run.err, "paceline: worker 0 died (killed by SIGKILL) in step 5")
     line_of(run.err, "paceline: worker 1 died (exit code 1) in step 5")
     traceback = after(run.err, "paceline: worker 1 died")
@@ -148,54 +121,29 @@ def test_workers_that_die_are_named_with_their_end_and_last_words_and_the_rest_f
     assert OURS not in run.log(1), "our frames, between the script's loop and its data, are nobody's business"
     line_of(run.err, "paceline: worker 2 died (exit code 1) in step 5")
     assert "no more" in after(run.err, "paceline: worker 2 died")
-    assert run.summary["outcome"] == "completed"
-    assert run.summary["error"] is None
+    assert (run.summary["outcome"], run.summary["error"]) == ("completed", None)
+    assert "\nbsp · 1 of 4 workers · " in run.out
     assert reasons(run) == ["died", "died", "died", "finished"]
+    ((deaths,),) = run.rows("SELECT value FROM run WHERE key = 'deaths'")
+    assert json.loads(deaths) == {"0": "killed by SIGKILL", "1": "exit code 1", "2": "exit code 1"}
     assert [row["steps"] for row in run.summary["per_worker"]][:3] == [5, 5, 5]
     assert run.summary["samples"] + run.summary["samples_missed"] == 2 * 64
-    ((most,),) = run.rows(
-        "SELECT MAX(times) FROM (SELECT COUNT(*) AS times FROM applied_samples GROUP BY epoch, sample)"
-    )
-    assert most == 1, "a sample was trained twice"
+    times = "SELECT DISTINCT count(*) FROM applied_samples GROUP BY epoch, sample"
+    assert run.rows(times) == [(1,)], "a sample was trained twice"
     assert run.log(3) == "finished\n"
     assert run.final().keys() == {"weight", "bias"}
 
 
-def test_with_on_loss_stop_the_first_death_ends_the_run_with_3(launch: Launch) -> None:
-    script = training("if me == 1 and step == 3: sys.exit(7)", **ENDLESS)
-    run = launch.run(script, "-n", "2", "-p", "asp", "--on-loss", "stop")
+def test_a_script_that_fails_in_one_worker_fails_the_run(launch: Launch) -> None:
+    """Before `prepare`, where a public script's workers race. tests/journeys has it on the way."""
+    run = launch.run(training(before="if me == 1: raise FileExistsError('saved/1122_082608')"), "-n", "2", "-p", "asp")
     assert run.code == 3
-    line_of(run.err, "paceline: worker 1 died (exit code 7) in step 3")
-    assert run.summary["outcome"] == "failed"
-    assert re.search(r"worker 1 died \(exit code 7\).*--on-loss is stop", run.summary["error"])
-    assert reasons(run) == ["stopped", "died"]
-
-
-@pytest.mark.parametrize("step", [None, 3])
-def test_a_script_that_fails_in_one_worker_fails_the_run(step: int | None, launch: Launch) -> None:
-    """Before `prepare`, where a public script's workers race; and on the way."""
-    fails = "raise FileExistsError('saved/1122_082608')"
-    if step is None:
-        script = training(before=f"if me == 1: {fails}")
-    else:
-        script = training(f"if me == 1 and step == {step}: {fails}", **ENDLESS)
-    run = launch.run(script, "-n", "2", "-p", "asp")
-    assert run.code == 3
-    died = "worker 1 died (exit code 1)" + ("" if step is None else f" in step {step}")
+    died = "worker 1 died (exit code 1)"
     line_of(run.err, f"paceline: {died}")
     assert "FileExistsError: saved/1122_082608" in after(run.err, f"paceline: {died}")
     assert "the others go on" not in run.err
     hint = ": its script failed (--on-loss continue goes on without such a worker)"
     assert (run.summary["outcome"], run.summary["error"]) == ("failed", died + hint)
-    assert run.rows("SELECT value FROM run WHERE key = 'deaths'") == [('{"1":"exit code 1"}',)]
-
-
-def test_a_worker_that_is_killed_does_not_fail_the_run_and_the_summary_counts_it(launch: Launch) -> None:
-    script = training("if me == 1 and step == 3: os.kill(os.getpid(), signal.SIGKILL)")
-    run = launch.run(script, "-n", "2", "-p", "asp", "--shards", "static", "--tee", "none").completed()
-    line_of(run.err, "paceline: worker 1 died (killed by SIGKILL) in step 3")
-    assert run.out.splitlines()[1].startswith("asp · 1 of 2 workers · ")
-    assert run.rows("SELECT value FROM run WHERE key = 'deaths'") == [('{"1":"killed by SIGKILL"}',)]
 
 
 def test_when_all_die_of_one_mistake_the_run_fails_and_shows_it_once_and_without_our_frames(launch: Launch) -> None:
@@ -213,71 +161,6 @@ def test_when_all_die_of_one_mistake_the_run_fails_and_shows_it_once_and_without
     assert not [frame for frame in frames if frame.startswith(OURS) or "runpy" in frame], frames
     for worker in range(3):
         line_of(run.err, f"paceline: worker {worker} died (exit code 1)")
-
-
-def test_workers_that_die_before_prepare_or_as_they_set_up_the_store_do_not_stop_the_rest(launch: Launch) -> None:
-    """Worker 0 by SIGKILL, 1 by an exit code, 2 as it builds the store, 3 by time in mid-training; 4 ends the work."""
-    script = training(
-        before="""
-        if me == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if me == 1:
-            sys.exit("no data for worker 1")
-
-        class Deadly:
-            def __deepcopy__(self, memo):
-                os.kill(os.getpid(), signal.SIGKILL)
-        if me == 2:
-            optimizer.state[model.weight]["deadly"] = Deadly()
-        """,
-        inside="tell('trains', me)",
-        epochs=4,
-    )
-    kill = scenario(
-        launch.tmp_path,
-        "[cluster]\ncompute = '20ms'\n[[event]]\nworker = 3\nat = '200ms'\nkill = true\n",
-    )
-    flags = ("-n", "5", "-p", "asp", "--scenario", kill, "--on-loss", "continue")
-    run = launch.run(script, *flags).completed()
-    line_of(run.err, "paceline: worker 0 died (killed by SIGKILL)")
-    line_of(run.err, "paceline: worker 1 died (exit code 1)")
-    assert "no data for worker 1" in after(run.err, "paceline: worker 1 died")
-    line_of(run.err, "paceline: worker 2 died (killed by SIGKILL)")
-    line_of(run.err, "paceline: worker 3 died (killed by SIGKILL) in step ")
-    assert {row["worker"]: row["left"]["reason"] for row in run.summary["per_worker"]} == {3: "died", 4: "finished"}
-    assert run.summary["samples"] == 4 * 64  # whatever worker 3 left was trained by worker 4
-    assert run.summary["samples_missed"] == 0
-    assert launch.events.so_far("trains", 3)
-    assert not any(launch.events.so_far("trains", worker) for worker in (0, 1, 2))
-
-
-def test_a_push_that_is_heard_together_with_the_death_of_its_worker_is_dropped_and_leased_again(launch: Launch) -> None:
-    """The launcher is stopped while worker 1 pushes and dies, so that it hears of both at once."""
-    script = training(
-        """
-        if me == 0 and step == 1:  # it is to be there still when worker 1 dies
-            while not os.path.exists(STOPPED):
-                time.sleep(0.01)
-        if me == 1 and step == 2:
-            launcher = os.getppid()
-            os.kill(launcher, signal.SIGSTOP)
-            while open(f"/proc/{launcher}/stat").read().rpartition(")")[2].split()[0] != "T":
-                pass
-            open(STOPPED, "w").close()
-            tell("dies", os.getpid(), launcher)
-            optimizer.paceline_session.link.released = lambda: os._exit(7)
-        """,
-        before=f"STOPPED = {str(launch.tmp_path / 'stopped')!r}",
-    )
-    process = launch.start(script, "-n", "2", "-p", "asp", "--shards", "static", "--on-loss", "continue")
-    _, dying, launcher = map(str, launch.events.wait_for("dies"))
-    await_end(int(dying))
-    os.kill(int(launcher), signal.SIGCONT)
-    run = ended(process).completed()
-    line_of(run.err, "paceline: worker 1 died (exit code 7)")
-    assert [row["steps"] for row in run.summary["per_worker"]] == [30, 2]
-    assert run.summary["samples"] == 2 * 64
-    assert run.summary["samples_missed"] == 0
 
 
 def test_the_death_of_the_store_fails_the_run_and_says_what_is_whole(launch: Launch) -> None:
@@ -312,27 +195,6 @@ def test_a_stopped_worker_is_reported_with_its_name_and_since_when_and_the_run_c
     os.kill(stopped, signal.SIGCONT)
     run = ended(process).completed()
     assert reasons(run) == ["finished"] * 3
-    assert run.summary["samples"] == 2 * 64
-
-
-def test_under_asp_the_others_go_on_while_one_is_stopped(launch: Launch) -> None:
-    stops = """
-    if me == 0 and step == 1:
-        Path(__file__).with_name("stops").touch()
-        tell("stops", os.getpid())
-        os.kill(os.getpid(), signal.SIGSTOP)
-    while me and not Path(__file__).with_name("stops").exists():
-        time.sleep(0.01)  # or they may leave it no second batch
-    """
-    script = training(stops, before="from pathlib import Path", after="tell('through', me, step); paceline.finish()")
-    process = launch.start(script, "-n", "3", "-p", "asp")
-    stopped = int(launch.events.wait_for("stops")[1])
-    steps = sum(int(launch.events.wait_for("through", worker)[2]) for worker in (1, 2))
-    await_stop(stopped)
-    assert steps >= 2 * 16 - 3  # all but what worker 0 has done or holds
-    assert not launch.events.so_far("through", 0)
-    os.kill(stopped, signal.SIGCONT)
-    run = ended(process).completed()
     assert run.summary["samples"] == 2 * 64
 
 

@@ -34,6 +34,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def sent(folder: Path) -> SentFolder:
+    """What the head sends of it."""
+    return to_send(Path(), Path("scripts/train.py"))
+
+
+@pytest.fixture
 def there(tmp_path: Path) -> Path:
     return tmp_path / "there"
 
@@ -85,45 +91,35 @@ def test_paths_from_the_working_directory_lead_to_what_was_sent(
     assert next(there.iterdir()).stat().st_mode & 0o777 == 0o700
 
 
-def test_few_parts_are_on_their_way_at_once_and_all_arrive(folder: Path, there: Path) -> None:
-    directory = given(to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there))
-    assert directory is not None
-    assert (directory / "data.bin").read_bytes() == CONTENT
-
-
-def test_what_is_whole_is_not_sent_again_and_what_is_not_is(folder: Path, there: Path) -> None:
-    sent, arrives = to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there)
+def test_what_is_whole_is_not_sent_again_and_what_is_not_is(sent: SentFolder, there: Path) -> None:
+    arrives = ReceivedFolder(there)
     assert given(sent, arrives, most=3) is None
     assert arrives.working_directory(sent.folder) is None
     directory = given(sent, arrives)
     assert arrives.working_directory(sent.folder) == directory is not None
+    assert (directory / "data.bin").read_bytes() == CONTENT
+    assert arrives.working_directory(msgspec.structs.replace(sent.folder, directory="..")) is None
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda part: FolderPart(part.at, bytes(len(part.data))),
-        lambda part: FolderPart(part.at, part.data[:-1]),
-        lambda part: FolderPart(part.at, part.data + b"x"),
-        lambda part: FolderPart(part.at, b""),
-        lambda part: FolderPart(part.at + 1, part.data),
-    ],
-)
-def test_a_part_that_is_another_one_is_refused_and_nothing_is_left(
-    change: Callable[[FolderPart], FolderPart], folder: Path, there: Path
-) -> None:
+OTHER_PARTS: dict[str, Callable[[FolderPart], FolderPart]] = {
+    "other bytes": lambda part: FolderPart(part.at, bytes(len(part.data))),
+    "a byte less": lambda part: FolderPart(part.at, part.data[:-1]),
+    "a byte more": lambda part: FolderPart(part.at, part.data + b"x"),
+    "another place": lambda part: FolderPart(part.at + 1, part.data),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PARTS)
+def test_a_part_that_is_another_one_is_refused_and_nothing_is_left(name: str, sent: SentFolder, there: Path) -> None:
     with pytest.raises(ConfigError, match=r"the (head sent|folder that the head sent)") as refused:
-        given(to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there), third=change)
+        given(sent, ReceivedFolder(there), third=OTHER_PARTS[name])
     assert "\n" not in str(refused.value)
     assert not there.exists()
 
 
-def test_a_part_that_nobody_asked_for_is_refused(there: Path) -> None:
+def test_what_nobody_asked_for_and_a_folder_that_is_too_large_are_refused(there: Path) -> None:
     with pytest.raises(ConfigError, match="not asked for"):
         ReceivedFolder(there).take(FolderPart(0, b"x"))
-
-
-def test_a_folder_that_is_too_large_is_not_asked_for(there: Path) -> None:
     asked: list[int] = []
     with pytest.raises(ConfigError, match=r"holds 134,217,729 bytes, which Paceline does not send"):
         ReceivedFolder(there).expect(Folder(received_folder.MOST_PACKED + 1, b"", ".", "."), asked.append)
@@ -141,56 +137,42 @@ def test_a_folder_that_is_to_go_elsewhere_is_not_asked_for(field: str, path: str
     assert not asked
 
 
-def test_no_worker_begins_elsewhere_than_in_what_was_sent(folder: Path, there: Path) -> None:
-    sent, arrives = to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there)
-    assert given(sent, arrives) is not None
-    assert arrives.working_directory(msgspec.structs.replace(sent.folder, directory="..")) is None
-
-
-def test_what_can_t_be_unpacked_is_refused_and_nothing_is_left(folder: Path, there: Path) -> None:
-    sent = to_send(Path(), Path("scripts/train.py"))
+def test_what_can_t_be_unpacked_is_refused_in_one_line_and_nothing_is_left(sent: SentFolder, there: Path) -> None:
     packed = b"\x01" * PART
     announced = msgspec.structs.replace(sent.folder, size=PART, sha256=hashlib.sha256(packed).digest())
     with pytest.raises(ConfigError, match="can't be unpacked"):
         given(replace(sent, folder=announced, packed=packed), ReceivedFolder(there))
     assert not files(there)
-
-
-def test_where_nobody_may_write_is_said_in_one_line(folder: Path, there: Path) -> None:
+    there.rmdir()
     there.touch()
     with pytest.raises(ConfigError, match="can't be unpacked: ") as refused:
-        given(to_send(Path(), Path("scripts/train.py")), ReceivedFolder(there))
+        given(sent, ReceivedFolder(there))
     assert "\n" not in str(refused.value)
 
 
-def test_at_the_end_what_workers_have_made_or_changed_is_left(folder: Path, there: Path) -> None:
-    with received_folder.received(there) as arrives:
-        directory = given(to_send(Path(), Path("scripts/train.py")), arrives)
-        assert directory is not None
-        (directory / "out").mkdir()
-        (directory / "out" / "log.txt").write_text("mine")
-        (directory / "parts.py").write_text("x = 2")
-        (directory / "__pycache__").mkdir()
-        (directory / "__pycache__" / "parts.pyc").touch()
-    assert files(directory) == ["out/log.txt", "parts.py"]
-
-
-def test_at_the_end_nothing_is_left_of_what_was_sent(folder: Path, there: Path) -> None:
+def test_at_the_end_nothing_is_left_but_what_workers_have_made_or_changed(folder: Path, there: Path) -> None:
     (folder / "link").symlink_to("scripts")
-    with received_folder.received(there) as arrives:
-        assert given(to_send(Path(), Path("scripts/train.py")), arrives) is not None
-    assert not os.listdir(there)
+    sent = to_send(Path(), Path("scripts/train.py"))
+    for works in (False, True):
+        with received_folder.received(there) as arrives:
+            directory = given(sent, arrives)
+            assert directory is not None
+            if works:
+                (directory / "out").mkdir()
+                (directory / "out" / "log.txt").write_text("mine")
+                (directory / "parts.py").write_text("x = 2")
+                (directory / "__pycache__").mkdir()
+                (directory / "__pycache__" / "parts.pyc").touch()
+        assert bool(os.listdir(there)) == works
+    assert files(directory) == ["out/log.txt", "parts.py"]
 
 
 # --- what is refused at the head
 
 
-def test_a_script_that_is_not_in_the_folder_is_named(folder: Path) -> None:
+def test_a_script_that_is_not_sent_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--send scripts: parts.py is not in it; name a folder that contains"):
         to_send(Path("scripts"), Path("parts.py"))
-
-
-def test_a_script_that_is_not_sent_with_its_folder_is_named(folder: Path) -> None:
     (folder / ".hidden").mkdir()
     (folder / ".hidden" / "train.py").touch()
     with pytest.raises(ConfigError, match=r"^--send .: .hidden/train.py is not sent with it: it is hidden"):

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sqlite3
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 
 from paceline.host.processor import cpuinfo, vendor_and_model
-from support import nursery
-from support.runs import Run, run, side_by_side
-from support.scripts import that_draws
+from paceline.protocols import registry
+from support.launch import Launch
+from support.runs import Run, killed_once_kept, replayed, run, side_by_side
+from support.scripts import that_draws, that_resumes
+from support.sound import right, same_bits
+from support.suites import each
 
 pytestmark = pytest.mark.real_run
 
 SCRIPT = that_draws()
-
 UNEQUAL = """
 [cluster]
 nodes = 2
@@ -38,120 +38,69 @@ worker = 1
 at_step = 4
 kill = true
 """
-
-PROTOCOLS = ("asp", "bsp", "ssp", "ad-psgd")
-Runs = dict[str, Future[tuple[Run, Run]]]
-
-
-def made(folder: Path, protocol: str, *flags: str, script: str = SCRIPT) -> Run:
-    folder.mkdir()
-    (folder / "unequal.toml").write_text(UNEQUAL)
-    scenario = ("--scenario", str(folder / "unequal.toml"))
-    return run(script, "-n", "4", "-p", protocol, *scenario, *flags, "--tee", "none", tmp_path=folder).completed()
-
-
-def replayed(recorded: Run, *flags: str, name: str = "again") -> Run:
-    folder = recorded.folder.parent / name
-    process = nursery.Process(["replay", str(recorded.folder), "--out", str(folder), *flags])
-    out, err = process.communicate(timeout=120)
-    return Run(code=process.returncode, out=out, err=err, folder=folder)
+PROTOCOLS = ("asp", "bsp", "ad-psgd")
+TWO = ("-n", "2", "--threads", "1")
+Runs = dict[str, Future[Run]]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """Of each of these protocols a run in which one worker is slow and one dies, and its replay."""
+    """Of each of these protocols a run in which one worker is slow and one dies."""
     folder = tmp_path_factory.mktemp("replays")
+    (folder / "unequal.toml").write_text(UNEQUAL)
+    flags = ("-n", "4", "--scenario", str(folder / "unequal.toml"), "--threads", "1", "--tee", "none")
+    with side_by_side({one: partial(run, SCRIPT, *flags, "-p", one, tmp_path=folder) for one in PROTOCOLS}) as futures:
+        yield futures
 
-    def call(protocol: str) -> Callable[[], tuple[Run, Run]]:
-        def both() -> tuple[Run, Run]:
-            recorded = made(folder / protocol.replace(":", " "), protocol, "--threads", "1")
-            return recorded, replayed(recorded)
 
-        return both
-
-    with side_by_side({protocol: call(protocol) for protocol in PROTOCOLS}) as futures:  # type: ignore[arg-type]
-        yield futures  # type: ignore[misc]
+def copied(recorded: Run, name: str, *statements: str, values: tuple[object, ...] = ()) -> Run:
+    """The same run in another folder, after its ledger was edited."""
+    folder = shutil.copytree(recorded.folder, recorded.folder.with_name(name))
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+        for statement in statements:
+            ledger.execute(statement, values)
+    return Run(code=0, out="", err="", folder=folder)
 
 
 def test_until_stops_at_a_version_and_leaves_it_on_disk(runs: Runs) -> None:
-    recorded, _ = runs["asp"].result()
+    recorded = runs["asp"].result()
     version, sha256 = recorded.rows("SELECT version, sha256 FROM versions ORDER BY version")[2]
-    again = replayed(recorded, "--until", str(version), name="until")
-    assert again.code == 0, again.out + again.err
+    again = replayed(recorded.folder, "--until", str(version), name="until").completed()
     parameters = safetensors.torch.load_file(recorded.folder / "versions" / f"{version:08d}.safetensors")
     final = again.final()
     assert final.keys() == parameters.keys()
     named = [name for name in final if "running" not in name and "num_batches" not in name]
     assert named
     assert all(final[name].equal(parameters[name]) for name in named)
-    assert again.summary["final_parameters_sha256"] == sha256
-    assert again.summary["versions"] == version
+    assert (again.summary["final_parameters_sha256"], again.summary["versions"]) == (sha256, version)
 
 
-def edited(recorded: Run, name: str, statement: str, *values: object) -> Run:
-    """The same run with a ledger that somebody has changed."""
-    folder = recorded.folder.parent / name
-    shutil.copytree(recorded.folder, folder)
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
-        ledger.execute(statement, values)
-    return Run(code=0, out="", err="", folder=folder)
-
-
-def test_two_swapped_updates_make_the_replay_differ_and_it_names_the_first_version(runs: Runs) -> None:
-    recorded, _ = runs["asp"].result()
-    rows = recorded.rows("SELECT id, version, body FROM orders WHERE kind = 'ApplyUpdate' ORDER BY id")
-    place = next(at for at in range(20, len(rows)) if rows[at - 1][2] != rows[at][2])
-    (one, first, body), (other, second, following) = rows[place - 1], rows[place]
-    bodies = (
-        {"contributions": json.loads(body)["contributions"]},
-        {"contributions": json.loads(following)["contributions"]},
-    )
-    changed = edited(
-        recorded,
-        "swapped",
-        "UPDATE orders SET body = CASE id WHEN ? THEN ? ELSE ? END WHERE id IN (?, ?)",
-        one,
-        json.dumps({"version": first, **bodies[1]}),
-        json.dumps({"version": second, **bodies[0]}),
-        one,
-        other,
-    )
-    again = replayed(changed, name="swapped-again")
-    assert again.code == 3
-    assert f"version {first} is the first that differs" in again.out or "is not as it was made" in again.out
+def test_until_can_be_a_version_that_was_not_recorded(runs: Runs) -> None:
+    again = replayed(runs["asp"].result().folder, "--until", "3", name="until-3").completed()
+    assert again.out.startswith("the same bits: 0 recorded versions, 3 checksums; version 3 is ")
 
 
 def test_what_has_changed_since_is_said_before_it_starts(runs: Runs, tmp_path: Path) -> None:
-    recorded, _ = runs["bsp"].result()
     other = tmp_path / "other.py"
     other.write_text(SCRIPT.replace("lr=0.1", "lr=0.2"))
-    again = replayed(recorded, "--script", str(other), name="changed")
+    again = replayed(runs["bsp"].result().folder, "--script", str(other), name="changed")
     assert again.code == 3
     assert again.out.splitlines()[0] == f"paceline: {other} has changed since the run was made"
     assert "version 1 is the first that differs" in again.out
 
 
-def test_another_version_of_torch_is_said_with_both_versions(runs: Runs) -> None:
-    recorded, _ = runs["bsp"].result()
-    environment = json.dumps(
-        json.loads(recorded.rows("SELECT value FROM run WHERE key = 'environment'")[0][0]) | {"torch": "1.0"}
-    )
-    changed = edited(recorded, "elsewhere", "UPDATE run SET value = ? WHERE key = 'environment'", environment)
-    again = replayed(changed, name="elsewhere-again")
-    assert again.out.startswith("paceline: the run was made with torch 1.0, and here it is ")
-
-
-def test_workers_of_a_host_whose_processor_was_another_are_named(runs: Runs) -> None:
-    recorded, _ = runs["bsp"].result()
+def test_another_version_of_torch_and_workers_whose_processor_was_another_are_named(runs: Runs) -> None:
+    recorded = runs["bsp"].result()
     ((noted,),) = recorded.rows("SELECT environment FROM segments")
     here = json.loads(noted)
     like = {**here, "vendor": vendor_and_model(cpuinfo())[0], "threads": 1}
-    there = {"node-0": like, "node-1": like | {"vendor": "Cyrix"}}
-    changed = edited(recorded, "mixed", "UPDATE segments SET environment = ?", json.dumps(here | {"hosts": there}))
-    again = replayed(changed, name="mixed-again")
+    there = json.dumps(here | {"torch": "1.0", "hosts": {"node-0": like, "node-1": like | {"vendor": "Cyrix"}}})
+    edits = "UPDATE segments SET environment = ?", "UPDATE run SET value = ? WHERE key = 'environment'"
+    again = replayed(copied(recorded, "elsewhere", *edits, values=(there,)).folder).completed()
+    said = again.out.splitlines()
+    assert said[0].startswith("paceline: the run was made with torch 1.0, and here it is ")
     line = f"workers 2, 3 ran with vendor Cyrix (here {like['vendor']}): the replay can't promise their bits"
-    assert again.out.splitlines()[0] == f"paceline: {line}"
-    assert again.code == 0
+    assert f"paceline: {line}" in said
 
 
 @pytest.mark.parametrize(
@@ -162,27 +111,18 @@ def test_workers_of_a_host_whose_processor_was_another_are_named(runs: Runs) -> 
     ],
 )
 def test_what_can_t_be_replayed_is_one_line(flags: tuple[str, ...], told: str, runs: Runs) -> None:
-    recorded, _ = runs["bsp"].result()
-    again = replayed(recorded, *flags, name="bad")
+    again = replayed(runs["bsp"].result().folder, *flags, name="bad")
     assert again.code == 2
     assert told in again.err
     assert again.err.count("\n") == 1
     assert not again.folder.exists()
 
 
-def test_until_can_be_a_version_that_was_not_recorded(runs: Runs) -> None:
-    recorded, _ = runs["ssp"].result()
-    again = replayed(recorded, "--until", "3", name="until-3")
-    assert again.code == 0, again.out + again.err
-    assert again.out.startswith("the same bits: 0 recorded versions, 3 checksums; version 3 is ")
-
-
 def cut(recorded: Run, share: float) -> Run:
     """The same run, as if its launcher had been killed in the middle."""
-    folder = recorded.folder.parent / "crashed"
-    shutil.copytree(recorded.folder, folder)
-    (folder / "summary.json").unlink()
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+    crashed = copied(recorded, f"{recorded.folder.name}-crashed")
+    (crashed.folder / "summary.json").unlink()
+    with closing(sqlite3.connect(crashed.folder / "ledger.sqlite")) as ledger, ledger:
         (facts,) = ledger.execute("SELECT max(id) FROM facts").fetchone()
         last = int(facts * share)
         (at,) = ledger.execute("SELECT at FROM facts WHERE id = ?", (last,)).fetchone()
@@ -191,15 +131,13 @@ def cut(recorded: Run, share: float) -> Run:
         ledger.execute("DELETE FROM versions WHERE at > ?", (at,))
         newest = "(SELECT max(version) FROM orders WHERE kind = 'ApplyUpdate')"
         ledger.execute(f"DELETE FROM checksums WHERE version > {newest}")
-    return Run(code=0, out="", err="", folder=folder)
+    return crashed
 
 
 @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
 def test_a_run_that_crashed_is_made_again_up_to_there(protocol: str, runs: Runs) -> None:
-    recorded, _ = runs[protocol].result()
-    crashed = cut(recorded, 0.7)
-    again = replayed(crashed, name="crashed-again")
-    assert again.code == 0, again.out + again.err
+    crashed = cut(runs[protocol].result(), 0.7)
+    again = replayed(crashed.folder).completed()
     assert "the run crashed before its end" in again.out
     versions = "SELECT version, sha256 FROM versions WHERE version > 0"
     whole, made = crashed.rows(versions), dict(again.rows(versions))
@@ -209,58 +147,37 @@ def test_a_run_that_crashed_is_made_again_up_to_there(protocol: str, runs: Runs)
 
 def test_a_replica_s_step_that_was_not_made_is_not_made_again(runs: Runs) -> None:
     """Shown the other way round: of a step that was made, the ledger says that it was not."""
-    recorded, _ = runs["ad-psgd"].result()
-    changed = edited(recorded, "undone", "INSERT INTO undone VALUES (0, 1)")
-    again = replayed(changed, name="undone-again")
+    changed = copied(runs["ad-psgd"].result(), "undone", "INSERT INTO undone VALUES (0, 1)")
+    again = replayed(changed.folder)
     assert again.code == 3
     assert "is the first that differs" in again.out
 
 
+INTERRUPTED = """
+import os, signal
+from paceline.records.ledger import Ledger
+record, facts = Ledger.record, []
+def counts(self, *given):
+    facts.append(given)
+    if len(facts) == 20:
+        os.kill(os.getpid(), signal.SIGINT)
+    return record(self, *given)
+Ledger.record = counts
+"""
+
+
 def test_an_interrupted_replay_says_so_and_accuses_nobody(runs: Runs) -> None:
-    recorded, _ = runs["asp"].result()
-    folder = recorded.folder.parent / "interrupted"
-    process = nursery.Process(["replay", str(recorded.folder), "--out", str(folder)])
-    ledger = folder / "ledger.sqlite"
-    deadline = time.monotonic() + 60
-    while not (ledger.exists() and _facts(ledger)) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    if process.returncode != 0:  # else it was through already
-        assert process.returncode == 130, out + err
-        assert "another way" not in out + err
-
-
-def _facts(ledger: Path) -> int:
-    try:
-        with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as database:
-            return int(database.execute("SELECT count(*) FROM facts").fetchone()[0])
-    except sqlite3.Error:
-        return 0
+    again = replayed(runs["asp"].result().folder, name="interrupted", first=INTERRUPTED)
+    assert again.code == 130, again.out + again.err
+    assert "another way" not in again.out + again.err
 
 
 def test_a_run_whose_workers_all_died_is_compared_up_to_there(tmp_path: Path) -> None:
-    killed = SCRIPT.replace("        loss.backward()\n", "        loss.backward()\n        fail()\n", 1)
-    assert killed != SCRIPT
-    killed = killed.replace("import paceline\n", f"import paceline\n\n{FAIL}\n", 1)
-    lenient = ("--on-loss", "continue", "--tee", "none")
-    recorded = run(killed, "-n", "2", "-p", "asp", *lenient, tmp_path=tmp_path)
+    flags = ("-p", "asp", "--on-loss", "continue", "--tee", "none")
+    recorded = run(that_draws("if step == 4: raise SystemExit(4)"), *TWO, *flags, tmp_path=tmp_path)
     assert recorded.code == 3, recorded.out + recorded.err
     assert recorded.summary["error"] == "all workers died"
-    again = replayed(recorded)
-    assert again.code == 0, again.out + again.err
-    assert "the same bits" in again.out
-
-
-FAIL = """
-steps = []
-
-
-def fail():
-    steps.append(1)
-    if len(steps) == 5:
-        raise SystemExit(4)
-"""
+    assert "the same bits" in replayed(recorded.folder).completed().out
 
 
 ITS_OWN_LOOP = """
@@ -276,11 +193,10 @@ for _ in range(1_000):  # of which nobody else knows
 
 
 def test_a_run_whose_work_only_its_limit_of_steps_said_is_made_again(tmp_path: Path) -> None:
-    flags = ("-n", "2", "-p", "sync-switch:switch_at=0.5", "--max-steps", "8", "--threads", "1")
-    recorded = run(ITS_OWN_LOOP, *flags, tmp_path=tmp_path)
+    flags = ("-p", "sync-switch:switch_at=0.5", "--max-steps", "8")
+    recorded = run(ITS_OWN_LOOP, *TWO, *flags, tmp_path=tmp_path)
     assert recorded.summary["outcome"] == "completed"
-    again = replayed(recorded)
-    assert again.code == 0, again.out + again.err
+    replayed(recorded.folder).completed()
 
 
 @pytest.mark.parametrize(("protocol", "dies"), [("bsp", "0"), ("ad-psgd", "1")])
@@ -292,6 +208,81 @@ def test_a_run_is_made_again_without_a_worker_that_died_before_training_began(
     script = SCRIPT.replace("torch.manual_seed(3)\n", f"torch.manual_seed(3)\n{kills}\n", 1)
     recorded = run(script, "-n", "3", "-p", protocol, tmp_path=tmp_path, env={"DIES": dies}).completed()
     assert f"worker {dies} died" in recorded.err
-    again = replayed(recorded)
-    assert again.code == 0, again.out + again.err
-    assert "the same bits" in again.out
+    assert "the same bits" in replayed(recorded.folder).completed().out
+
+
+# --- runs of several segments
+
+
+@pytest.mark.parametrize("protocol", each(sorted(registry()), default=("ripples", "ps-plus")))
+def test_a_run_of_three_segments_uses_each_sample_once_and_ends_on_the_same_bits_again(
+    protocol: str, launch: Launch
+) -> None:
+    flags = (*TWO, "-p", protocol, "--checkpoint", "2")
+    stopped = launch.run(that_resumes(), *flags, "--max-steps", "21").completed()
+    launch.resume(stopped.folder, "--max-steps", "40").completed()
+    recorded = launch.resume(stopped.folder).completed()
+    assert (recorded.summary["samples"], recorded.summary["samples_missed"]) == (480, 0)
+    assert recorded.rows("SELECT DISTINCT count(*) FROM applied_samples GROUP BY epoch, sample") == [(1,)]
+    again = replayed(recorded.folder).completed()
+    assert again.summary["segments"] == recorded.summary["segments"] == 3
+    assert same_bits(recorded, again)
+    for query in (
+        "SELECT kind, body FROM facts ORDER BY id",
+        "SELECT version, checksum FROM checksums ORDER BY version",
+        "SELECT version, sha256, samples FROM versions ORDER BY version",
+        "SELECT version, worker, step, epoch, sample FROM applied_samples ORDER BY version, worker, step, sample",
+    ):
+        assert recorded.rows(query) == again.rows(query), query
+    right(again)
+
+
+def test_a_replay_says_which_replicas_it_has_taken_from_the_snapshot_of_a_run_that_was_killed(launch: Launch) -> None:
+    killed = killed_once_kept(launch.start(that_resumes(), *TWO, "-p", "all-reduce", "--checkpoint", "4"), snapshots=2)
+    recorded = launch.resume(killed.folder).completed()
+    again = replayed(recorded.folder).completed()
+    assert same_bits(recorded, again)
+    assert "replicas from which segment 1 went on" in again.out
+    right(again)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of two segments, of which the second has another worker."""
+    launch = Launch(tmp_path_factory.mktemp("resumed"))
+    stopped = launch.run(that_resumes(), *TWO, "-p", "asp", "--checkpoint", "2", "--max-steps", "31").completed()
+    resumed = launch.resume(stopped.folder, "-n", "3").completed()
+    launch.close()
+    return resumed
+
+
+@pytest.mark.parametrize(("until", "segments"), [(20, [(0, 2)]), (50, [(0, 2), (1, 3)])])
+def test_until_a_version_no_segment_is_made_that_begins_after_it(
+    until: int, segments: list[tuple[int, int]], resumed: Run
+) -> None:
+    again = replayed(resumed.folder, "--until", str(until), name=f"until-{until}").completed()
+    assert again.rows("SELECT segment, workers FROM segments") == segments
+    assert again.summary["versions"] == until
+    checksums = f"SELECT version, checksum FROM checksums WHERE version <= {until} ORDER BY version"
+    assert resumed.rows(checksums) == again.rows(checksums)
+
+
+def test_a_replay_with_other_bits_than_the_snapshot_ends_there_and_says_so(resumed: Run) -> None:
+    (version,) = resumed.rows("SELECT version FROM segments WHERE segment = 1")[0]
+    other = copied(resumed, "edited", "UPDATE checksums SET checksum = '0' WHERE version = ?", values=(version,))
+    again = replayed(other.folder)
+    assert again.code == 3
+    assert f"the run went on from a snapshot of version {version}; the replay has other bits" in again.out
+    assert f"version {version} is the first that differs" in again.out
+    assert again.rows("SELECT max(segment) FROM segments") == [(0,)]
+
+
+def test_a_replay_without_the_snapshot_that_a_segment_began_from_is_refused_in_one_line(resumed: Run) -> None:
+    (fact,) = resumed.rows("SELECT snapshot FROM segments WHERE segment = 1")[0]
+    without = copied(resumed, "without")
+    shutil.rmtree(without.folder / "snapshots" / f"{fact:08d}")
+    again = replayed(without.folder)
+    assert again.code == 2
+    _, refused = again.err.splitlines()  # before that, which script the run names
+    assert "the run went on from this snapshot" in refused
+    assert not again.folder.exists()

@@ -2,140 +2,54 @@
 
 from __future__ import annotations
 
-import json
-import random
+import re
 import shutil
 import signal
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-import torch
 
-from paceline.protocols import registry
 from paceline.records.snapshots import whole
 from support.events import TELL
 from support.launch import Launch
-from support.recorded import checked
 from support.runs import Run, ended, killed_once_kept, replayed
+from support.scripts import that_resumes
+from support.sound import right, same_bits
 from support.suites import each
 
-SCRIPT = """
-import os, signal, sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-
-torch.manual_seed(3)
-torch.set_default_dtype(torch.float64)
-model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh(), nn.Linear(16, 3))
-optimizer = {optimizer}
-{scheduler}
-data = TensorDataset(torch.randn(96, 6), torch.randint(0, 3, (96,)))
-loader = DataLoader(data, batch_size=4, shuffle=True, num_workers={loaders})
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=3, keep={keep})
-step = 0
-for epoch in {epochs}:
-    for x, y in loader:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        {each_step}
-    {each_epoch}
-paceline.finish()
-"""
-SGD = "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
-ADAMW = "torch.optim.AdamW(model.parameters(), lr=0.01)"
-PER_EPOCH = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)"
-PER_STEP = "scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)"
-
-
-def script(
-    optimizer: str = SGD,
-    scheduler: str = "",
-    per: str = "",
-    keep: bool = True,
-    epochs: str = "paceline.epochs(3)",
-    loaders: int = 0,
-) -> str:
-    """A script that draws, normalizes over batches, and schedules its learning rate, if it does."""
-    stepped = "scheduler.step()" if scheduler else "pass"
-    return SCRIPT.format(
-        optimizer=optimizer, scheduler=scheduler, epochs=epochs, loaders=loaders,
-        keep="{'scheduler': scheduler}" if scheduler and keep else "None",
-        each_step=stepped if per == "step" else "pass", each_epoch=stepped if per == "epoch" else "pass",
-    )  # fmt: skip
-
-
-KINDS = {
-    "momentum": script(),
-    "per epoch": script(ADAMW, PER_EPOCH, "epoch"),
-    "per step": script(SGD, PER_STEP, "step"),
-    "per step, range": script(ADAMW, PER_STEP, "step", epochs="range(3)"),
-    "per epoch, range": script(SGD, PER_EPOCH, "epoch", epochs="range(3)"),
-    "per epoch, range, not kept": script(SGD, PER_EPOCH, "epoch", keep=False, epochs="range(3)"),
-    "loader processes": script(loaders=1),
-}
-
-
-def same_bits(one: Run, other: Run) -> bool:
-    """Whether both have come to the same parameters and buffers."""
-    a, b = one.final(), other.final()
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-ALIKE = ("momentum", "per step", "per epoch, range")  # each of what they are made of is in another kind, too
-
-
-@pytest.mark.parametrize("kind", each(KINDS, long=ALIKE))
-def test_bsp_stopped_at_any_step_and_resumed_ends_on_the_bits_of_a_run_that_was_not(kind: str, launch: Launch) -> None:
-    flags = ("-n", "2", "-p", "bsp", "--checkpoint", "3")
-    whole_run = launch.run(KINDS[kind], *flags).completed()
-    cut = random.Random(kind).randrange(1, 71)
-    stopped = launch.run(KINDS[kind], *flags, "--max-steps", str(cut)).completed()
-    resumed = launch.resume(stopped.folder).completed()
-    assert resumed.summary["samples"] == 288
-    assert resumed.summary["segments"] == 2
-    assert same_bits(resumed, whole_run), f"stopped after {cut} steps"
-    assert checked(stopped.folder).ok
+TWO = ("-n", "2", "--threads", "1")
+SAMPLES = 2 * 240
 
 
 INTERRUPTED = """
-        step += 1
-        if not paceline.resumed() and paceline.worker() == 1 and step == 4:
-            def interrupt():
-                time.sleep(0.2)  # this one's update has arrived by then
-                os.kill(os.getppid(), signal.SIGINT)
-                time.sleep(0.3)
-                (there / "interrupted").touch()
-            threading.Thread(target=interrupt, daemon=True).start()
-        while not paceline.resumed() and paceline.worker() != 1 and step == 4 and not (there / "interrupted").exists():
-            time.sleep(0.01)
+import threading
+interrupted = os.path.join(os.path.dirname(__file__), "interrupted")
+if not paceline.resumed() and paceline.worker() == 1 and step == 4:
+    def interrupt():
+        time.sleep(0.2)  # this one's update has arrived by then
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(0.3)
+        open(interrupted, "w").close()
+    threading.Thread(target=interrupt, daemon=True).start()
+while not paceline.resumed() and paceline.worker() != 1 and step == 4 and not os.path.exists(interrupted):
+    time.sleep(0.01)
 """
 
 
 def test_bsp_interrupted_in_a_round_and_resumed_ends_on_the_bits_of_a_run_that_was_not(launch: Launch) -> None:
     """Some updates of the round have arrived by then. What is made of these alone is not in the last snapshot."""
-    flags = ("-n", "3", "-p", "bsp")
-    whole_run = launch.run(KINDS["momentum"], *flags).completed()
-    text = KINDS["momentum"].replace("import os, signal, sys", "import os, pathlib, signal, threading, time")
-    text = text.replace("step = 0", "step, there = 0, pathlib.Path(__file__).parent")
-    stopped = launch.run(text.replace("        pass\n", INTERRUPTED, 1), *flags)
+    flags = ("-n", "3", "-p", "bsp", "--threads", "1")
+    whole_run = launch.run(that_resumes(), *flags).completed()
+    stopped = launch.run(that_resumes(INTERRUPTED), *flags)
     assert stopped.code == 130, stopped.err
     resumed = launch.resume(stopped.folder).completed()
-    assert resumed.summary["samples"] == 288
+    assert resumed.summary["samples"] == SAMPLES
     assert same_bits(resumed, whole_run)
-    assert checked(stopped.folder).ok
-
-
-def killed_after_a_snapshot(launch: Launch, text: str, *flags: str) -> Run:
-    """A run whose launcher is killed once a snapshot is whole."""
-    return killed_once_kept(launch.start(text, "-n", "2", "--checkpoint", "4", *flags))
+    right(stopped)
 
 
 IN_VAIN = """
-import pathlib, time
-if (pathlib.Path(__file__).parent / "again").exists():
+if os.path.exists(os.path.join(os.path.dirname(__file__), "again")):
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(60)
 """
@@ -143,67 +57,37 @@ if (pathlib.Path(__file__).parent / "again").exists():
 
 def test_a_run_that_is_resumed_and_interrupted_before_it_trains_is_checked_and_goes_on(launch: Launch) -> None:
     """Its ledger ends at the snapshot, where workers still train."""
-    text = KINDS["momentum"].replace("import paceline\n", f"import paceline\n{IN_VAIN}", 1)
-    folder = killed_after_a_snapshot(launch, text, "-p", "asp").folder
+    text = that_resumes().replace("import paceline\n", f"import paceline\n{IN_VAIN}", 1)
+    run = killed_once_kept(launch.start(text, *TWO, "-p", "asp", "--checkpoint", "4"))
     (launch.tmp_path / "again").touch()
-    assert launch.resume(folder).code == 130
-    assert (found := checked(folder)).ok, found.wrong
+    assert launch.resume(run.folder).code == 130
+    right(run)
     (launch.tmp_path / "again").unlink()
-    assert launch.resume(folder).completed().summary["samples"] == 288
-    assert (found := checked(folder)).ok, found.wrong
+    assert launch.resume(run.folder).completed().summary["samples"] == SAMPLES
+    right(run)
 
 
-DEFAULT = ("bsp", "ps-plus", "ripples")  # others of their kind run in the longer suites
+def refused(run: Run, said: str) -> None:
+    """It was, in one line."""
+    assert run.code == 2
+    assert said in run.err
+    assert len(run.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("protocol", each(sorted(registry()), default=DEFAULT))
-def test_each_sample_is_used_once_in_each_epoch_over_all_segments(protocol: str, launch: Launch) -> None:
-    flags = ("-n", "2", "-p", protocol, "--checkpoint", "2")
-    stopped = launch.run(KINDS["per epoch"], *flags, "--max-steps", "31").completed()
-    once_more = launch.resume(stopped.folder, "--max-steps", "50").completed()
-    resumed = launch.resume(once_more.folder).completed()
-    assert resumed.summary["samples"] == 288
-    assert resumed.summary["samples_missed"] == 0
-    assert resumed.summary["segments"] == 3
-    times = resumed.rows("SELECT count(*) FROM applied_samples GROUP BY epoch, sample")
-    assert times == [(1,)] * 288
-
-
-@pytest.mark.parametrize("protocol", ["ad-psgd", pytest.param("all-reduce", marks=pytest.mark.long)])
-def test_what_is_in_a_replica_is_used_up_where_scripts_go_on(protocol: str, launch: Launch) -> None:
-    flags = ("-n", "1", "-p", protocol)
-    whole_run = launch.run(KINDS["per epoch, range"], *flags).completed()
-    stopped = launch.run(KINDS["per epoch, range"], *flags, "--max-steps", "48").completed()
-    assert same_bits(launch.resume(stopped.folder).completed(), whole_run)
-
-
-def test_a_killed_launcher_loses_what_came_after_the_newest_snapshot_and_no_more(launch: Launch) -> None:
-    killed = killed_after_a_snapshot(launch, script())
-    resumed = launch.resume(killed.folder).completed()
-    assert resumed.summary["samples"] == 288
-    assert resumed.summary["undone"]["versions"] >= 0
-    assert not (killed.folder / "undone-1.sqlite").exists() or resumed.summary["undone"]["seconds"] >= 0
-
-
-def test_a_complete_run_goes_on_if_it_is_asked_for_more(launch: Launch) -> None:
-    run = launch.run(script(epochs="paceline.epochs(3)"), "-n", "2").completed()
-    refused = launch.resume(run.folder)
-    assert refused.code == 2
-    assert "this run is complete" in refused.err
-    assert len(refused.err.splitlines()) == 1
-    assert json.loads((run.folder / "summary.json").read_text())["outcome"] == "completed"
-
-
-def stopped_soon(launch: Launch) -> Run:
-    """A run that was stopped after a few steps."""
-    return launch.run(script(), "-n", "2", "--max-steps", "9").completed()
+def test_a_complete_run_is_complete_also_if_its_script_is_named_again(launch: Launch) -> None:
+    run = launch.run(that_resumes(), *TWO, "--epochs", "1").completed()
+    (name,) = run.folder.parent.glob("train_*.py")
+    for again in (), (str(name),):
+        refused(launch.resume(run.folder, *again), "this run is complete")
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One for all that leave it as it is."""
+    """A run that was stopped after a few steps, whose script imports a module beside it."""
     launch = Launch(tmp_path_factory.mktemp("stopped"))
-    run = stopped_soon(launch)
+    (launch.tmp_path / "helper_of_this_test.py").write_text("RATE = 0.1\n")
+    text = that_resumes().replace("import paceline\n", "import paceline\nimport helper_of_this_test\n", 1)
+    run = launch.run(text, *TWO, "--max-steps", "9").completed()
     launch.close()
     return run
 
@@ -220,39 +104,35 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ],
 )
 def test_what_a_run_can_not_go_on_with_is_one_line(flags: list[str], said: str, launch: Launch, stopped: Run) -> None:
-    refused = launch.resume(stopped.folder, *flags)
-    assert refused.code == 2
-    assert said in refused.err
-    assert len(refused.err.splitlines()) == 1
+    refused(launch.resume(stopped.folder, *flags), said)
 
 
-@pytest.mark.parametrize(
-    ("harm", "said"),
-    [
-        (lambda run: shutil.rmtree(run.folder / "snapshots"), "no snapshot can be read"),
-        (lambda run: [path.write_text("pass\n") for path in run.folder.parent.glob("train_*.py")], "has changed since"),
-    ],
-)
-def test_a_run_that_can_not_go_on_is_left_as_it_was(harm: Callable[[Run], object], said: str, launch: Launch) -> None:
-    stopped = stopped_soon(launch)
+def test_where_no_run_is_it_says_so(launch: Launch) -> None:
+    refused(launch.resume(launch.tmp_path / "nosuch"), "nosuch: there is no run (")
+
+
+def test_a_run_that_can_not_go_on_is_left_as_it_was(launch: Launch, stopped: Run) -> None:
+    """Without its snapshots, and with another script or module than it began with."""
     before = (stopped.folder / "summary.json").read_bytes()
-    harm(stopped)
-    refused = launch.resume(stopped.folder)
-    assert refused.code == 2
-    assert said in refused.err
-    assert len(refused.err.splitlines()) == 1
-    assert (stopped.folder / "summary.json").read_bytes() == before
+    there = stopped.folder.parent
+    (name,) = there.glob("train_*.py")
+    for code in (name, there / "helper_of_this_test.py"):
+        text = code.read_text()
+        code.write_text("pass\n")
+        for _ in range(2):  # what is refused leaves no trace
+            run = launch.resume(stopped.folder)
+            refused(run, f"{code.name} has changed since; a run goes on with the ")
+        code.write_text(text)
+    gone = shutil.copytree(stopped.folder, there / "gone")
+    shutil.rmtree(gone / "snapshots")
+    refused(launch.resume(gone), "no snapshot can be read")
+    assert (stopped.folder / "summary.json").read_bytes() == (gone / "summary.json").read_bytes() == before
 
 
-def test_a_damaged_newest_snapshot_falls_back_to_the_one_before_and_says_so(launch: Launch) -> None:
-    stopped = launch.run(script(), "-n", "2", "--checkpoint", "4", "--max-steps", "40").completed()
-    newest, before = whole(stopped.folder)
-    (newest / "store.safetensors").write_bytes(b"nothing")
-    resumed = launch.resume(stopped.folder).completed()
-    assert f"{newest}: this snapshot can't be used (store.safetensors is damaged)" in resumed.err
-    assert resumed.summary["samples"] == 288
-    assert resumed.summary["undone"]["versions"] > 0
-    assert before.name < newest.name
+def test_a_run_with_replicas_does_not_go_on_under_another_protocol(launch: Launch) -> None:
+    stopped = launch.run(that_resumes(), *TWO, "-p", "all-reduce", "--max-steps", "9").completed()
+    other = launch.resume(stopped.folder, "-p", "ripples")
+    refused(other, "it is a run of all-reduce, and each worker has a replica of its own; leave -p out")
 
 
 METER = """
@@ -261,55 +141,38 @@ class Meter:
     def state_dict(self):
         return {"total": self.total}
     def load_state_dict(self, state):
-        if os.path.exists("PLACE"):
+        if os.path.exists(os.path.join(os.path.dirname(__file__), "gone")):
             raise OSError("the disk with it is not there")
         self.total = state["total"]
-meter = Meter()
 """
 
 
-def test_a_run_whose_kept_object_can_not_be_loaded_is_resumed_as_well_when_it_can(launch: Launch) -> None:
-    """Its ledger was cut already when the script came to say so. All that was undone is there, and counted once."""
-    place = launch.tmp_path / "gone"
-    text = script(scheduler=METER.replace("PLACE", str(place)), keep=False).replace(
-        "keep=None", 'keep={"meter": meter}'
-    )
-    stopped = launch.run(text, "-n", "2", "--checkpoint", "4", "--max-steps", "40").completed()
-    (next(whole(stopped.folder)) / "store.safetensors").write_bytes(b"nothing")
-    place.touch()
-    for _ in range(2):
-        refused = launch.resume(stopped.folder)
-        assert refused.code == 2
-        assert refused.err.splitlines()[-1].endswith(
+def test_a_damaged_newest_snapshot_falls_back_to_the_one_before_also_if_that_can_be_loaded_only_later(
+    launch: Launch,
+) -> None:
+    """The ledger was cut already when the script came to say so. All that was undone is there, and counted once."""
+    text = that_resumes(keep="'scheduler': scheduler, 'meter': Meter()")
+    text = text.replace("import paceline\n", f"import paceline\n{METER}", 1)
+    stopped = launch.run(text, *TWO, "--checkpoint", "4", "--max-steps", "40").completed()
+    newest, before = whole(stopped.folder)
+    (newest / "store.safetensors").write_bytes(b"nothing")
+    (launch.tmp_path / "gone").touch()
+    for attempt in range(2):
+        failed = launch.resume(stopped.folder)
+        assert failed.code == 2
+        assert (f"{newest}: this snapshot can't be used (store.safetensors is damaged)" in failed.err) != attempt
+        assert failed.err.splitlines()[-1].endswith(
             'the kept object "meter" can\'t be loaded from the snapshot: OSError: the disk with it is not there'
         )
     assert (stopped.folder / "undone-1.sqlite").exists()
-    place.unlink()
-    resumed = launch.resume(stopped.folder).completed()
-    assert resumed.summary["samples"] == 288
-    assert resumed.summary["segments"] == 2
+    (launch.tmp_path / "gone").unlink()
+    resumed = launch.resume(stopped.folder, quiet=False).completed()
+    assert "going on after " in resumed.err
+    assert f" samples, from {before}" in resumed.err
+    assert (resumed.summary["samples"], resumed.summary["segments"]) == (SAMPLES, 2)
     assert resumed.summary["undone"]["versions"] > 0
-    assert checked(resumed.folder).ok
-    assert same_bits(resumed, launch.run(text, "-n", "2").completed())
-
-
-BROKEN_LEDGER = """
-import sqlite3
-from paceline.records import ledger
-batches = []
-def write_batch(self, real=ledger.Ledger._write_batch):
-    batches.append(None)
-    if len(batches) > 2:
-        raise sqlite3.OperationalError("database or disk is full")
-    return real(self)
-ledger.Ledger._write_batch = write_batch
-"""
-
-
-def test_a_run_whose_ledger_can_not_be_written_ends_without_another_snapshot(launch: Launch) -> None:
-    failed = launch.run(script(), "-n", "2", "--checkpoint", "4", first=BROKEN_LEDGER)
-    assert failed.code == 3
-    assert "is the disk full" in failed.summary["error"]
+    right(resumed)
+    assert same_bits(resumed, launch.run(text, *TWO).completed())
 
 
 KEEPS_WHAT_FAILS = """
@@ -322,72 +185,23 @@ class Fails:
         return {}
     def load_state_dict(self, state):
         pass
-scheduler = Fails()
 """
 
 
 def test_a_snapshot_for_which_a_worker_can_not_pack_its_part_is_removed_and_the_next_is_taken(launch: Launch) -> None:
-    run = launch.run(script(scheduler=KEEPS_WHAT_FAILS), "-n", "1", "--checkpoint", "4").completed()
+    text = that_resumes(keep="'scheduler': scheduler, 'fails': Fails()")
+    text = text.replace("import paceline\n", f"import paceline\n{KEEPS_WHAT_FAILS}", 1)
+    run = launch.run(text, "-n", "1", "--checkpoint", "4").completed()
     assert "can't be made: what the script keeps can't be had: RuntimeError: by the test" in run.err
     facts = run.rows("SELECT max(id) FROM facts")[0][0]
     assert next(int(path.name) for path in whole(run.folder)) == facts
     assert not list((run.folder / "snapshots").glob(".*"))
 
 
-def test_a_complete_run_is_complete_when_its_script_is_named_again(launch: Launch) -> None:
-    run = launch.run(script(), "-n", "2", "--epochs", "3").completed()
-    (name,) = run.folder.parent.glob("train_*.py")
-    refused = launch.resume(run.folder, str(name))
-    assert refused.code == 2
-    assert "this run is complete" in refused.err
-
-
-def test_a_run_with_replicas_does_not_go_on_under_another_protocol(launch: Launch) -> None:
-    stopped = launch.run(script(), "-n", "2", "-p", "all-reduce", "--max-steps", "9").completed()
-    refused = launch.resume(stopped.folder, "-p", "ripples")
-    assert refused.code == 2
-    assert "it is a run of all-reduce, and each worker has a replica of its own; leave -p out" in refused.err
-
-
-def test_where_no_run_is_it_says_so(launch: Launch) -> None:
-    refused = launch.resume(launch.tmp_path / "nosuch")
-    assert refused.code == 2
-    assert "nosuch: there is no run (" in refused.err
-    assert len(refused.err.splitlines()) == 1
-
-
-def test_a_resumed_run_says_where_it_goes_on(launch: Launch) -> None:
-    stopped = launch.run(script(), "-n", "2", "--max-steps", "9").completed()
-    newest = next(whole(stopped.folder))
-    steps = stopped.summary["steps"]
-    resumed = launch.resume(stopped.folder, quiet=False)
-    assert f"going on after {steps} steps and {4 * steps} samples, from {newest}" in resumed.err
-
-
-def test_a_run_goes_on_with_fewer_workers_and_then_with_more(launch: Launch) -> None:
-    run = launch.run(script(), "-n", "3", "--max-steps", "9").completed()
-    fewer = launch.resume(run.folder, "-n", "1", "--max-steps", "20").completed()
-    more = launch.resume(fewer.folder, "-n", "3").completed()
-    assert more.summary["samples"] == 288
-    assert more.summary["segments"] == 3
-
-
-def test_each_segment_is_checked_against_the_scenario_that_it_went_by(launch: Launch) -> None:
-    for nodes, link in ((1, "1Gbit/s"), (2, "1Mbit/s")):
-        text = f'[cluster]\nnodes = {nodes}\n[network]\nbandwidth = "{link}"\n'
-        (launch.tmp_path / f"{nodes}.toml").write_text(text)
-    one, two = (str(launch.tmp_path / f"{nodes}.toml") for nodes in (1, 2))
-    run = launch.run(script(), "-n", "2", "-p", "ad-psgd", "--max-steps", "9", "--scenario", one).completed()
-    on = launch.resume(run.folder, "--scenario", two, "--max-steps", "20").completed()
-    assert (found := checked(on.folder)).ok, found.wrong
-
-
 def test_a_snapshot_without_what_scripts_keep_is_none(launch: Launch) -> None:
     """Scripts that are ended in the middle of a step pack nothing: an earlier snapshot is worth more."""
-    waits = "tell('step') or time.sleep(60); optimizer.zero_grad()"
-    slow = KINDS["per step"].replace("optimizer.zero_grad()", waits).replace("import os,", "import time, os,")
-    slow = slow.replace("import paceline\n", "import paceline\n" + TELL, 1)
-    process = launch.start(slow, "-n", "1", "--checkpoint", "4", "--drain", "0.2")
+    text = that_resumes(f"{TELL}\ntell('step')\ntime.sleep(60)")
+    process = launch.start(text, "-n", "1", "--checkpoint", "4", "--drain", "0.2")
     launch.events.wait_for("step")
     process.send_signal(signal.SIGTERM)
     run = ended(process)
@@ -395,40 +209,85 @@ def test_a_snapshot_without_what_scripts_keep_is_none(launch: Launch) -> None:
     assert not list(whole(run.folder))
 
 
+def test_each_segment_is_checked_against_the_scenario_that_it_went_by(launch: Launch, tmp_path: Path) -> None:
+    for nodes, link in ((1, "1Gbit/s"), (2, "1Mbit/s")):
+        text = f'[cluster]\nnodes = {nodes}\n[network]\nbandwidth = "{link}"\n'
+        (tmp_path / f"{nodes}.toml").write_text(text)
+    one, two = (("--scenario", str(tmp_path / f"{nodes}.toml")) for nodes in (1, 2))
+    run = launch.run(that_resumes(), *TWO, "-p", "ad-psgd", "--max-steps", "9", *one).completed()
+    right(launch.resume(run.folder, *two, "--max-steps", "20").completed())
+
+
 def test_replicas_that_stopped_before_a_mean_was_due_may_have_recorded_one_earlier(launch: Launch) -> None:
-    stopped = launch.run(script(), "-n", "2", "-p", "all-reduce", "--record", "1", "--max-steps", "5").completed()
-    launch.resume(stopped.folder).completed()
-    assert checked(stopped.folder).ok
+    stopped = launch.run(that_resumes(), *TWO, "-p", "all-reduce", "--record", "1", "--max-steps", "5").completed()
+    right(launch.resume(stopped.folder).completed())
 
 
-def test_code_below_the_script_that_has_changed_is_named_and_nothing_is_lost(launch: Launch) -> None:
-    module = launch.tmp_path / "helper_of_this_test.py"
-    module.write_text("RATE = 0.1\n")
-    imports = script().replace("import paceline\n", "import paceline\nimport helper_of_this_test\n", 1)
-    stopped = launch.run(imports, "-n", "2", "--max-steps", "9").completed()
-    module.write_text("RATE = 0.2\n")
-    for _ in range(2):  # what is refused leaves no trace
-        refused = launch.resume(stopped.folder)
-        assert refused.code == 2
-        assert "helper_of_this_test.py has changed since; a run goes on with the code that it began with" in refused.err
-    module.write_text("RATE = 0.1\n")
-    assert launch.resume(stopped.folder).completed().summary["samples"] == 288
-
-
-@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_a_run_whose_scripts_fail_before_they_train_on_is_checked_and_goes_on_later(
-    workers: int, launch: Launch
-) -> None:
+def test_a_run_whose_scripts_fail_before_they_train_on_is_checked_and_goes_on_later(launch: Launch) -> None:
     fails = launch.tmp_path / "fails"
-    text = script().replace("import torch\n", f"if os.path.exists({str(fails)!r}): sys.exit(3)\nimport torch\n", 1)
-    stopped = launch.run(text, "-n", "2", "--max-steps", "40").completed()
+    exits = f"if os.path.exists({str(fails)!r}): raise SystemExit(3)"
+    text = that_resumes().replace("import torch\n", f"import torch\n{exits}\n", 1).replace(", evaluate=evaluate", "")
+    stopped = launch.run(text, *TWO, "--max-steps", "40").completed()
     fails.touch()
     for _ in range(2):
-        failed = launch.resume(stopped.folder, "-n", str(workers))
+        failed = launch.resume(stopped.folder, "-n", "3")
         assert failed.code == 3
-        assert (found := checked(failed.folder)).ok, found.wrong
+        right(failed)
     fails.unlink()
     assert "the same bits" in replayed(failed.folder).completed().out
-    resumed = launch.resume(stopped.folder, "-n", str(workers)).completed()
-    assert resumed.summary["samples"] == 288
-    assert (found := checked(resumed.folder)).ok, found.wrong
+    resumed = launch.resume(stopped.folder, "-n", "3").completed()
+    assert resumed.summary["samples"] == SAMPLES
+    right(resumed)
+
+
+# --- other data
+
+
+OTHER_DATA = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+samples, size = map(int, sys.argv[1:])
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+loader = DataLoader(TensorDataset(torch.arange(float(samples)).reshape(-1, 1)), batch_size=size, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+for epoch in paceline.epochs(2):
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def goes_on(launch: Launch, protocol: str, ends: tuple[str, str], samples: int, size: int) -> Run:
+    """A run over 64 samples in batches of 8 that ended as this flag says, and goes on with 2 epochs otherwise."""
+    script = launch.tmp_path / "train.py"
+    script.write_text(OTHER_DATA)
+    stopped = launch.run(script, *TWO, "-p", protocol, "--checkpoint", "2", *ends, args=("64", "8")).completed()
+    return launch.resume(stopped.folder, "--epochs", "2", str(script), str(samples), str(size))
+
+
+OTHERWISE = [(p, *other) for p in ("asp", "bsp", "all-reduce", "ad-psgd", "ps-plus") for other in ((96, 8), (48, 12))]
+
+
+@pytest.mark.parametrize(("protocol", "samples", "size"), each(OTHERWISE, default=[("asp", 48, 12)]))
+def test_a_run_goes_on_with_other_data_where_an_epoch_begins(
+    protocol: str, samples: int, size: int, launch: Launch
+) -> None:
+    run = goes_on(launch, protocol, ("--epochs", "1"), samples, size).completed()
+    counted = run.rows("SELECT epoch, count(*) FROM applied_samples GROUP BY epoch, sample")
+    assert counted == [(0, 1)] * 64 + [(1, 1)] * samples
+    right(run)
+
+
+def test_within_an_epoch_the_line_names_what_has_changed(launch: Launch) -> None:
+    run = goes_on(launch, "asp", ("--max-steps", "12"), 96, 8)
+    assert run.code == 2
+    assert re.search("the run goes on within epoch [01], which began with 64 samples in batches of 8", run.err)
+    assert "the data, the batch size or the sampler has changed" in run.err
+    again = launch.resume(run.folder, "--epochs", "2", str(launch.tmp_path / "train.py"), "64", "8").completed()
+    assert again.summary["samples"] == 128

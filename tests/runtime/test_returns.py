@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,27 +9,7 @@ from paceline.coordinator.joining import AWAY, Returns, There
 from paceline.coordinator.member import Members
 from paceline.host.contract import Updates
 from paceline.scenario.scenario import Scenario
-
-
-@dataclass
-class Clock:
-    """A loop whose time is set by a test."""
-
-    time: float = 0.0
-    timers: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-
-    def now(self) -> float:
-        return self.time
-
-    def after(self, seconds: float, call: Callable[[], None]) -> None:
-        self.timers.append((self.time + seconds, call))
-
-    def pass_until(self, time: float) -> None:
-        self.time = time
-        due = [call for at, call in self.timers if at <= time]
-        self.timers = [one for one in self.timers if one[0] > time]
-        for call in due:
-            call()
+from support.run_state import Clockwork
 
 
 class Company:
@@ -39,7 +17,7 @@ class Company:
 
     def __init__(self) -> None:
         self.there: There = "here"
-        self.clock = Clock()
+        self.clock = Clockwork()
         self.lines: list[str] = []
         self.in_vain: list[int] = []
         self.host = Mock(numbers=(0, 1))
@@ -65,7 +43,7 @@ class Company:
             self.returns.begin_after(member, seconds)
 
     def go_on(self, time: float = 0.0) -> None:
-        self.clock.pass_until(time)
+        self.clock.pass_time(time - self.clock.time)
         self.in_vain += [member.worker for member in self.returns.go_on()]
 
     @property

@@ -18,8 +18,7 @@ from paceline.records.reading import open_run
 from paceline.records.replayed import BEGINS_OTHERWISE, compare
 from paceline.training.seeding import seed_script
 from paceline.training.tensor_bits import checksum
-from support import nursery
-from support.runs import Run, run, side_by_side
+from support.runs import Run, replayed, run, side_by_side
 
 SCRIPT = """
 import os, random, sys
@@ -67,13 +66,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         yield futures
 
 
-def replayed(recorded: Run) -> Run:
-    folder = recorded.folder.parent / "replay"
-    process = nursery.Process(["replay", str(recorded.folder), "--out", str(folder)])
-    out, err = process.communicate(timeout=120)
-    return Run(code=process.returncode, out=out, err=err, folder=folder)
-
-
 def beginning(of: Run) -> str:
     ((value,),) = of.rows("SELECT value FROM run WHERE key = 'beginning'")
     return str(value)
@@ -91,15 +83,14 @@ def test_two_runs_with_one_seed_draw_the_same_and_another_seed_draws_something_e
 def test_a_run_of_a_script_that_seeds_nothing_is_replayed_to_the_same_bits(name: str, runs: Runs) -> None:
     """Also one that changes what it begins with."""
     recorded = runs[name].result()
-    replay = replayed(recorded)
-    assert replay.code == 0, replay.out
+    replay = replayed(recorded.folder).completed()
     assert beginning(replay) == beginning(recorded)
     assert (beginning(runs["once"].result()) == beginning(recorded)) == (name == "once")
 
 
 def test_a_replay_that_begins_otherwise_says_so_first(runs: Runs, tmp_path: Path) -> None:
     recorded = runs["urandom"].result()
-    replay = replayed(recorded)
+    replay = replayed(recorded.folder)
     assert replay.code == 3
     first, *rest = replay.out.splitlines()
     assert first.startswith("what training begins with is the first that differs: checksum ")

@@ -79,25 +79,13 @@ def test_any_name_arrives(name: str, tmp_path: Path) -> None:
     assert names(there) == names(here)
 
 
-def link_out(folder: Path) -> None:
-    (folder / "out").symlink_to("../elsewhere")
-
-
-def absolute_link(folder: Path) -> None:
-    (folder / "out").symlink_to(folder / "train.py")
-
-
-def pipe(folder: Path) -> None:
-    os.mkfifo(folder / "pipe")
+def link(folder: Path, to: str | Path) -> None:
+    (folder / "out").symlink_to(to)
 
 
 def large(folder: Path) -> None:
     with (folder / "data.bin").open("wb") as file:
         file.truncate(sent_folder.MOST_BYTES)  # no block of it is written
-
-
-def run(folder: Path) -> None:
-    (folder / "ledger.sqlite").touch()
 
 
 def many(folder: Path) -> None:
@@ -106,22 +94,20 @@ def many(folder: Path) -> None:
         (folder / "many" / str(number)).touch()
 
 
-@pytest.mark.parametrize(
-    ("make", "line"),
-    [
-        (link_out, "out links to ../elsewhere, which is not sent; put a copy in its place"),
-        (absolute_link, "train.py, which is not sent; put a copy in its place"),
-        (pipe, "pipe is neither a file nor a folder; keep it elsewhere"),
-        (
-            large,
-            "it has more than 64 MiB (data.bin alone has 67,108,864 bytes); keep data elsewhere, or send a smaller",
-        ),
-        (many, "it has more than 10,000 files and folders; send a smaller one"),
-        (run, "it is a run's folder or an environment of Python; name the folder of the script"),
-    ],
-)
-def test_what_can_t_be_sent_is_named_in_one_line(make: Callable[[Path], None], line: str, folder: Path) -> None:
-    make(folder)
+UNFIT: dict[str, Callable[[Path], object]] = {
+    "out links to ../elsewhere, which is not sent; put a copy": lambda folder: link(folder, "../elsewhere"),
+    "train.py, which is not sent; put a copy in its place": lambda folder: link(folder, folder / "train.py"),
+    "pipe is neither a file nor a folder; keep it elsewhere": lambda folder: os.mkfifo(folder / "pipe"),
+    "it has more than 64 MiB (data.bin alone has 67,108,864 bytes); keep data elsewhere, or send a smaller": large,
+    "it has more than 10,000 files and folders; send a smaller one": many,
+    "it is a run's folder or an environment of Python; name": lambda folder: (folder / "ledger.sqlite").touch(),
+}
+"""By what is said: how the folder comes to be so."""
+
+
+@pytest.mark.parametrize("line", UNFIT)
+def test_what_can_t_be_sent_is_named_in_one_line(line: str, folder: Path) -> None:
+    UNFIT[line](folder)
     with pytest.raises(ConfigError) as refused:
         pack(folder)
     assert str(refused.value).startswith(f"--send {folder}: ")
@@ -137,18 +123,19 @@ def test_a_file_is_no_folder_to_send(folder: Path) -> None:
 # --- what pack does not make
 
 
-def archive(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+Entry = tuple[tarfile.TarInfo, bytes]
+
+
+def archive(*entries: Entry) -> bytes:
     """An archive of these, whatever they are."""
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=form) as made:
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as made:
         for entry, content in entries:
             made.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 
 
-def entry(
-    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", content: bytes = b""
-) -> tuple[tarfile.TarInfo, bytes]:
+def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", content: bytes = b"") -> Entry:
     """One entry."""
     one = tarfile.TarInfo(name)
     one.type, one.linkname, one.size = kind, link, len(content)
@@ -199,15 +186,14 @@ def test_what_was_not_packed_so_is_refused_and_writes_nothing_outside(name: str,
     assert sum(path.lstat().st_size for path in there.rglob("*")) < 1 << 20
 
 
-def test_more_bytes_than_may_be_sent_are_not_even_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sent_folder, "MOST_PACKED", 100)
-    with pytest.raises(ConfigError, match=r"holds 101 bytes, which Paceline does not send"):
-        unpack(bytes(101), tmp_path)
-
-
-def test_more_bytes_in_files_than_may_be_sent_are_not_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_more_bytes_than_may_be_sent_are_neither_read_nor_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     packed = archive(entry("one", content=b"x" * 600), entry("two", content=b"x" * 600))
     monkeypatch.setattr(sent_folder, "MOST_BYTES", 1000)
     with pytest.raises(ConfigError, match=r"which Paceline does not send"):
         unpack(packed, tmp_path)
+    monkeypatch.setattr(sent_folder, "MOST_PACKED", 100)
+    with pytest.raises(ConfigError, match=r"holds 101 bytes, which Paceline does not send"):
+        unpack(bytes(101), tmp_path)
     assert names(tmp_path) == []

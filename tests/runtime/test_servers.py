@@ -9,15 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from paceline.net.token import Token, write
 from paceline.protocols import registry
 from support.events import said
 from support.launch import Launch
-from support.recorded import checked
-from support.runs import Run, ended, replayed
+from support.runs import Run, ended
 from support.shards import ADAMW, SGD, script
+from support.sound import right, sound
 from support.suites import each
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
@@ -41,82 +40,16 @@ def tables(tmp_path: Path) -> tuple[str, ...]:
     return "--scenario", str(tmp_path / "hosts.toml"), "--threads", "1"
 
 
-@pytest.mark.parametrize("protocol", each(STORED, default=("bsp",)))
-def test_a_run_with_a_host_that_only_makes_versions_is_checked_and_replayed_to_the_same_bits(
-    protocol: str, launch: Launch, tables: tuple[str, ...]
-) -> None:
-    run = launch.run(script(), *tables, "-p", protocol).completed()
-    assert run.summary["samples"] == 2 * 64
-    assert run.rows("SELECT DISTINCT source FROM fetches WHERE kind = 'version' AND number > 0 ORDER BY 1") == [
-        ("b",),
-        ("head",),
-        ("server",),
-    ]
-    (server,) = (row for row in run.summary["per_host"] if row["host"] == "server")
-    assert (server["workers"], server["steps"]) == ([], 0)
-    assert server["bytes_out"] > 0
-    assert "host server had no workers, and made a part of every version" in run.out
-    assert (found := checked(run.folder)).ok, found.wrong
-    assert "the same bits" in replayed(run.folder).completed().out
+def sources(run: Run) -> list[str]:
+    """Which hosts have made a part of versions."""
+    rows = run.rows("SELECT DISTINCT source FROM fetches WHERE kind = 'version' AND number > 0 ORDER BY 1")
+    return [source for (source,) in rows]
 
 
-@pytest.mark.long
-def test_rounds_end_on_the_bits_of_rounds_without_a_host_that_only_makes_versions(launch: Launch) -> None:
-    one_each = launch.tmp_path / "one_each.toml"
-    one_each.write_text(TABLES.replace("workers = 2", "workers = 1"))
-    flags = "--scenario", str(one_each), "--threads", "1"
-    with_server = launch.run(script(ADAMW), *flags, "-p", "bsp").completed().final()
-    without = launch.run(script(ADAMW), "-n", "2", "--threads", "1", "-p", "bsp").completed().final()
-    assert with_server.keys() == without.keys()
-    assert all(torch.equal(with_server[name], without[name]) for name in without)
-
-
-@pytest.mark.long
-def test_rounds_in_which_a_host_adds_up_its_updates_end_on_the_result_of_one_host(
-    launch: Launch, tables: tuple[str, ...]
-) -> None:
-    with_server = launch.run(script(SGD), *tables, "-p", "bsp").completed().final()
-    without = launch.run(script(SGD), "-n", "3", "--threads", "1", "-p", "bsp").completed().final()
-    for name, value in without.items():
-        assert torch.allclose(with_server[name], value, rtol=1e-4, atol=1e-5), name
-
-
-def test_all_of_each_version_may_be_made_where_no_worker_is(launch: Launch, tables: tuple[str, ...]) -> None:
-    run = launch.run(script(), *tables, "-p", "asp", "--shards-on", "server").completed()
-    made = "SELECT DISTINCT source FROM fetches WHERE kind = 'version' AND number > 0"
-    assert run.rows(made) == [("server",)]
-    assert (found := checked(run.folder)).ok, found.wrong
-
-
-CHANGES = """
-with torch.no_grad():
-    for parameter in model.parameters(): parameter.mul_(0.5)
-optimizer.load_state_dict(torch.load(THERE / "state"))
+NOTES = """
+print('here is', paceline.worker(), flush=True)
+if paceline.worker() == 3: (THERE / 'stands-in').write_text(str(os.getpid()))
 """
-SAVED = """
-if paceline.worker() == 0: torch.save(optimizer.state_dict(), THERE / "state")
-"""
-
-
-@pytest.mark.long
-def test_its_part_of_the_optimizers_state_is_gathered_and_an_adopted_one_goes_there(launch: Launch) -> None:
-    """One run saves its optimizer's state, and others begin with that: after `prepare`."""
-    one_each = launch.tmp_path / "one_each.toml"
-    one_each.write_text(TABLES.replace("workers = 2", "workers = 1"))
-    flags = "--scenario", str(one_each), "--threads", "1", "--start", "together", "-p", "bsp"
-    launch.run(script(ADAMW, end=SAVED), *flags).completed()
-    with_server = launch.run(script(ADAMW, after=CHANGES), *flags).completed().final()
-    without = launch.run(script(ADAMW, after=CHANGES), "-n", "2", "--threads", "1", "-p", "bsp").completed().final()
-    assert all(torch.equal(with_server[name], without[name]) for name in without)
-
-
-def test_what_the_script_prints_there_is_in_a_log_of_that_host(launch: Launch, tables: tuple[str, ...]) -> None:
-    prints = "print('here is', paceline.worker(), flush=True)"
-    run = launch.run(script(before=prints), *tables, "-p", "bsp").completed()
-    assert (run.folder / "host-server.log").read_text() == "here is 3\n"
-    assert not (run.folder / "worker-3.log").exists()
-
-
 GONE = """
 end, folder = time.monotonic() + 30, Path("/proc") / (THERE / "stands-in").read_text()
 while paceline.worker() == 0 and folder.exists():
@@ -125,9 +58,27 @@ while paceline.worker() == 0 and folder.exists():
 """
 
 
-def test_what_has_run_the_script_there_ends_while_workers_train(launch: Launch, tables: tuple[str, ...]) -> None:
-    notes = "if paceline.worker() == 3: (THERE / 'stands-in').write_text(str(os.getpid()))"
-    launch.run(script(before=notes, end=GONE, epochs=1), *tables, "-p", "bsp").completed()
+@pytest.mark.parametrize("protocol", each(STORED, default=("bsp",)))
+def test_a_run_with_a_host_that_only_makes_versions_is_checked_and_replayed_to_the_same_bits(
+    protocol: str, launch: Launch, tables: tuple[str, ...]
+) -> None:
+    """What has run the script there ends while workers train. What it printed is in a log of that host."""
+    run = launch.run(script(before=NOTES, end=GONE), *tables, "-p", protocol).completed()
+    assert run.summary["samples"] == 2 * 64
+    assert sources(run) == ["b", "head", "server"]
+    (server,) = (row for row in run.summary["per_host"] if row["host"] == "server")
+    assert (server["workers"], server["steps"]) == ([], 0)
+    assert server["bytes_out"] > 0
+    assert "host server had no workers, and made a part of every version" in run.out
+    assert (run.folder / "host-server.log").read_text() == "here is 3\n"
+    assert not (run.folder / "worker-3.log").exists()
+    sound(run)
+
+
+def test_all_of_each_version_may_be_made_where_no_worker_is(launch: Launch, tables: tuple[str, ...]) -> None:
+    run = launch.run(script(), *tables, "-p", "asp", "--shards-on", "server").completed()
+    assert sources(run) == ["server"]
+    right(run)
 
 
 def test_a_host_whose_script_fails_before_prepare_makes_nothing_and_the_others_train(
@@ -137,16 +88,7 @@ def test_a_host_whose_script_fails_before_prepare_makes_nothing_and_the_others_t
     assert "host server is lost: its script has ended before prepare()" in run.err
     assert "AssertionError: no" in (run.folder / "host-server.log").read_text()
     assert run.summary["samples"] == 2 * 64
-    assert (found := checked(run.folder)).ok, found.wrong
-
-
-def test_a_host_whose_script_brings_another_model_ends_the_run_before_training(
-    launch: Launch, tables: tuple[str, ...]
-) -> None:
-    other = "if paceline.worker() == 3: model.append(nn.Linear(3, 3)); optimizer = " + SGD
-    run = launch.run(script(before=other), *tables, "-p", "bsp")
-    assert run.code == 2
-    assert "host server differs from worker 0: it has" in run.err
+    right(run)
 
 
 @pytest.mark.long
@@ -157,17 +99,7 @@ def test_a_model_of_one_piece_leaves_nothing_to_do_for_it_and_the_host_is_let_go
     run = launch.run(script(own), *tables, "-p", "bsp").completed()
     assert "host server takes no part: it has no workers, and the model has too few pieces" in run.err
     assert run.summary["samples"] == 2 * 64
-    assert (found := checked(run.folder)).ok, found.wrong
-
-
-@pytest.mark.parametrize("flags", [("--shards-on", "head"), ("--shards-on", "head,b"), ("--restart", "1")])
-def test_a_host_of_a_table_that_would_have_nothing_to_do_is_refused_in_one_line(
-    flags: tuple[str, ...], launch: Launch, tables: tuple[str, ...]
-) -> None:
-    run = launch.run(script(), *tables, "-p", "bsp", *flags)
-    assert run.code == 2
-    assert "host server has no workers, and would have no part of the store" in run.err
-    assert run.err.count("\n") == 1
+    right(run)
 
 
 KILLED = """
@@ -175,44 +107,36 @@ kept = list(THERE.glob("*/snapshots/*/state.json"))
 if kept and paceline.worker() == 0 and not paceline.resumed():
     os.kill(int((THERE / "server").read_text()), signal.SIGKILL)
 if kept and not paceline.resumed(): time.sleep(0.1)
-"""
-NOTES = "if paceline.worker() == 3: (THERE / 'server').write_text(str(os.getppid()))"
+""".strip().replace("\n", "\n        ")
+NOTES_THE_AGENT = "if paceline.worker() == 3: (THERE / 'server').write_text(str(os.getppid()))"
 
 
-def test_a_lost_host_that_only_made_versions_ends_the_run_which_goes_on_from_its_snapshot(
-    launch: Launch, tables: tuple[str, ...]
+@pytest.mark.parametrize("by_itself", each([False, True], long=(True,)))
+def test_a_run_that_loses_a_host_that_only_made_versions_goes_on_from_its_snapshot(
+    by_itself: bool, launch: Launch, tables: tuple[str, ...]
 ) -> None:
-    each_step = KILLED.strip().replace("\n", "\n        ")
-    run = launch.run(script(before=NOTES, each_step=each_step, epochs=4), *tables, "-p", "asp")
-    assert run.code == 3, run.err
-    assert "failed: host server made a part of every version, and it is lost" in run.out
-    again = launch.resume(run.folder).completed()
-    assert again.summary["samples"] == 4 * 64
-    assert (found := checked(run.folder)).ok, found.wrong
-
-
-@pytest.mark.long
-def test_a_run_goes_on_by_itself_with_a_host_that_only_makes_versions(launch: Launch, tables: tuple[str, ...]) -> None:
-    each_step = KILLED.strip().replace("\n", "\n        ")
-    flags = (*tables, "-p", "bsp", "--restart", "1", "--shards-on", "all")
-    run = launch.run(script(before=NOTES, each_step=each_step, epochs=4), *flags).completed()
-    assert run.err.count("; going on after ") == 1
-    assert run.summary["samples"] == 4 * 64
-    assert (found := checked(run.folder)).ok, found.wrong
+    flags = ("--restart", "1", "--shards-on", "all") if by_itself else ()
+    run = launch.run(script(before=NOTES_THE_AGENT, each_step=KILLED, epochs=4), *tables, "-p", "asp", *flags)
+    if by_itself:
+        assert run.err.count("; going on after ") == 1
+    else:
+        assert run.code == 3, run.err
+        assert "failed: host server made a part of every version, and it is lost" in run.out
+        run = launch.resume(run.folder)
+    assert run.completed().summary["samples"] == 4 * 64
+    right(run)
 
 
 class Company:
     """A head with two workers, and a host without any that has joined, over loopback."""
 
-    def __init__(self, launch: Launch, text: str, *flags: str, joins: tuple[str, ...] = ("-n", "0")) -> None:
-        write(Token.drawn(), launch.tmp_path / "token")
-        os.environ["PACELINE_TOKEN_FILE"] = str(launch.tmp_path / "token")
+    def __init__(self, launch: Launch, text: str, *flags: str) -> None:
         listens = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "2", "--threads", "1"
         self.head = launch.start(text, *listens, *flags)
         self.told = said(self.head, "paceline join .*\n")
         found = re.search(r"paceline join (\S+) -n", self.told)
         assert found is not None
-        self.joiner = launch.start_joining(found[1], "--name", "server", *joins)
+        self.joiner = launch.start_joining(found[1], "--name", "server", "-n", "0")
 
     def says(self, pattern: str) -> None:
         if not re.search(pattern, self.told):
@@ -223,12 +147,13 @@ class Company:
 
 
 @pytest.fixture(autouse=True)
-def token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what `Company` has put there."""
-    monkeypatch.setenv("PACELINE_TOKEN_FILE", "")
+def token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What both machines have."""
+    write(Token.drawn(), tmp_path / "token")
+    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(tmp_path / "token"))
 
 
-@pytest.mark.parametrize("protocol", ["bsp", pytest.param("asp", marks=pytest.mark.long)])
+@pytest.mark.parametrize("protocol", each(["bsp", "asp"], long=("asp",)))
 def test_a_machine_without_workers_joins_and_makes_a_part_of_each_version(protocol: str, launch: Launch) -> None:
     prints = "print('here is', paceline.worker(), flush=True)"
     company = Company(launch, script(before=prints), "-p", protocol, "--tee", "all")
@@ -241,13 +166,11 @@ def test_a_machine_without_workers_joins_and_makes_a_part_of_each_version(protoc
     assert "here is 1" in run.out
     assert "here is 2" not in run.out
     assert run.rows("SELECT DISTINCT host FROM fetches WHERE kind IN ('update', 'sum') ORDER BY 1")[-1] == ("server",)
-    assert (found := checked(run.folder)).ok, found.wrong
-    assert "the same bits" in replayed(run.folder).completed().out
+    sound(run)
 
 
-@pytest.mark.parametrize("flags", [("--shards-on", "head"), ("--restart", "1"), ("--shards-on", "head,other")])
-def test_a_machine_that_would_have_nothing_to_do_is_refused_in_one_line(flags: tuple[str, ...], launch: Launch) -> None:
-    company = Company(launch, script(), "-p", "bsp", *flags)
+def test_a_machine_that_would_have_nothing_to_do_is_refused_in_one_line(launch: Launch) -> None:
+    company = Company(launch, script(), "-p", "bsp", "--shards-on", "head,other")
     joiner = ended(company.joiner)
     assert joiner.code == 2
     assert "host server has no workers, and would have no part of the store" in joiner.err
@@ -262,7 +185,7 @@ while epoch and not (THERE / "go-on").exists(): time.sleep(0.02)
 """The second epoch waits until all may go on."""
 
 
-@pytest.mark.parametrize(("protocol", "optimizer"), [pytest.param("bsp", SGD, marks=pytest.mark.long), ("asp", ADAMW)])
+@pytest.mark.parametrize(("protocol", "optimizer"), each([("bsp", SGD), ("asp", ADAMW)], long=(("bsp", SGD),)))
 def test_a_host_that_only_makes_versions_leaves_its_range_to_the_head_and_nothing_is_undone(
     protocol: str, optimizer: str, launch: Launch
 ) -> None:
@@ -279,11 +202,9 @@ def test_a_host_that_only_makes_versions_leaves_its_range_to_the_head_and_nothin
     run, joiner = company.ended()
     assert joiner.code == 0
     assert "this host has left the run in good order, and the run goes on" in joiner.err
-    run.completed()
-    assert run.summary["samples"] == 2 * 64
+    assert run.completed().summary["samples"] == 2 * 64
     assert {row["left"]["reason"] for row in run.summary["per_worker"]} == {"finished"}
-    assert (found := checked(run.folder)).ok, found.wrong
-    assert "the same bits" in replayed(run.folder).completed().out
+    sound(run)
 
 
 @pytest.mark.long
@@ -296,4 +217,4 @@ def test_a_run_that_a_machine_without_workers_has_joined_goes_on_on_one_machine_
     again = launch.resume(run.completed().folder).completed()
     assert again.summary["samples"] == 2 * 64
     assert {one["host"]: one["workers"] for one in again.summary["per_host"]} == {"head": [0, 1], "server": []}
-    assert (found := checked(run.folder)).ok, found.wrong
+    right(run)

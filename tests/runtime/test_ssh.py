@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -77,12 +76,10 @@ class Watched:
 
 
 @contextmanager
-def agents(server: sshd.Sshd, *names: str, words: tuple[str, ...] = ()) -> Iterator[tuple[list[Remote], Watched]]:
+def agents(server: sshd.Sshd, *names: str) -> Iterator[tuple[list[Remote], Watched]]:
     """Stand-ins on these hosts, which have come and read their token."""
     said: list[str] = []
-    with over_ssh(
-        [command(server, name, "-c", AGENT, *words) for name in names], "secret", WHY, said.append
-    ) as remotes:
+    with over_ssh([command(server, name, "-c", AGENT) for name in names], "secret", WHY, said.append) as remotes:
         watched = Watched(remotes)
         for remote in remotes:
             remote.came(watched.lines.append)
@@ -113,44 +110,11 @@ def test_the_end_of_the_input_ends_an_agent_whatever_it_does(server: sshd.Sshd, 
         remotes[1].close_input()
 
 
-def test_no_command_line_has_the_token(server: sshd.Sshd, traces: Traces) -> None:
-    with agents(server, "a") as (remotes, _):
-        there = traces.processes()
-        assert len(there) >= 2  # ssh, and the agent
-        for process in there:
-            for what in "cmdline", "environ":
-                assert b"secret" not in Path(f"/proc/{process}/{what}").read_bytes()
-        remotes[0].close_input()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_connection_that_is_cut_ends_the_agent(server: sshd.Sshd, traces: Traces, number: int) -> None:
+def test_a_connection_that_is_cut_ends_the_agent(server: sshd.Sshd, traces: Traces) -> None:
     with agents(server, "a") as (remotes, watched):
-        os.kill(remotes[0].process, number)
+        os.kill(remotes[0].process, signal.SIGTERM)
         watched.until(lambda: watched.ended)
         traces.assert_nothing_left()
-
-
-def test_agents_end_with_a_launcher_that_is_killed(server: sshd.Sshd, traces: Traces) -> None:
-    launcher = """
-import sys, time
-from paceline.launch.machines import machines
-from paceline.launch.remote import over_ssh
-(machine,) = machines("ssh:a", 2)
-with over_ssh([(machine, sys.argv[1:])], "secret", lambda *_: "", print) as (remote,):
-    from paceline.ipc.loop import Loop
-    loop = Loop()
-    remote.watch(loop, lambda: None)
-    remote.came(lambda line: print(line, flush=True))
-    while True:
-        loop.wait()
-"""
-    _, words = command(server, "a", "-c", AGENT)
-    with subprocess.Popen([sys.executable, "-c", launcher, *words], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "a: got secret\n"
-        process.kill()
-    traces.assert_nothing_left()
 
 
 def test_an_agent_that_does_not_end_is_named_and_its_connection_is_cut(
@@ -172,7 +136,6 @@ def test_an_agent_that_does_not_end_is_named_and_its_connection_is_cut(
     ("host", "why"),
     [
         ("denies", "Permission denied"),
-        ("closed", "Connection refused"),
         ("nowhere", "Could not resolve hostname nowhere.invalid"),
         ("changed", "Host key verification failed."),
     ],

@@ -119,8 +119,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[
     calls = {
         "quiet": partial(run, QUIET, *one, args=[str(folder / "quiet")], tmp_path=folder),
         "speaks": partial(run, speaks, *one, args=[str(folder / "speaks")], tmp_path=folder, fresh=True),
-        "wrong": partial(run, "", "-p", "spp", tmp_path=folder, fresh=True),
-        "fails": partial(run, "print('no training here')", "-n", "1", tmp_path=folder),
     }
     with side_by_side(calls) as futures:
         yield futures
@@ -133,49 +131,17 @@ def told(runs: dict[str, Future[Run]], name: str) -> Any:
 
 
 def test_a_script_that_trains_saves_and_loads_has_not_imported_the_compiler(runs: dict[str, Future[Run]]) -> None:
+    """After a later import of the compiler, the optimizer's methods do what they did, and a compiled model trains."""
     seen = told(runs, "quiet")
-    assert (seen["at the start"], seen["after training"]) == (False, False)
-
-
-def test_after_a_later_import_of_the_compiler_an_optimizer_s_methods_do_what_they_did(
-    runs: dict[str, Future[Run]],
-) -> None:
-    seen = told(runs, "quiet")
-    for what in ("losses", "states", "losses after the import", "states after the import"):
-        assert seen[f"the same {what}"], what
-
-
-def test_after_a_later_import_of_the_compiler_a_compiled_model_trains(runs: dict[str, Future[Run]]) -> None:
-    seen = told(runs, "quiet")
-    assert seen["it is traced"]
-    for what in ("losses", "states"):
-        assert seen[f"the same {what} when it is traced"], what
+    assert (seen.pop("at the start"), seen.pop("after training")) == (False, False)
+    assert all(seen.values()), seen
 
 
 def test_a_script_whose_source_mentions_compile_finds_the_compiler_imported(runs: dict[str, Future[Run]]) -> None:
     assert told(runs, "speaks") is True
 
 
-# --- exit codes
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "said"),
-    [
-        ("speaks", 0, "1 steps in 1 versions"),
-        ("wrong", 2, 'unknown protocol "spp"'),
-        ("fails", 3, "ended without calling paceline.prepare()"),
-    ],
-)
-def test_a_program_s_exit_code_and_last_words_are_those_of_its_run(
-    name: str, code: int, said: str, runs: dict[str, Future[Run]]
-) -> None:
-    ended = runs[name].result()
-    assert ended.code == code, ended.err
-    assert said in " ".join((ended.out + ended.err).split())
-
-
-@pytest.mark.parametrize("code", [0, 2, 3, 4, 130])
+@pytest.mark.parametrize("code", [0, 130])
 def test_the_program_ends_with_what_main_returns_once_all_is_written(code: int) -> None:
     program = f"""
 import sys

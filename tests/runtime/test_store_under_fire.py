@@ -1,38 +1,37 @@
-"""Two thousand pushes from four processes at once: no pull mixes versions, every push is applied once.
+"""No pull mixes versions, every push is applied once, and what a worker has of a version stays as it is meanwhile.
 
 The model's elements are all equal in each version and differ between versions: whoever sees two values at
-once has seen two versions at once. The script's workers look, and raise.
+once has seen two versions at once. The scripts' workers look, and raise.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import Future
-from functools import partial
-from pathlib import Path
+import signal
 
 import pytest
 
-from paceline.core.facts import GradientReady, WorkerLeft
-from paceline.core.orders import ApplyUpdate, DropUpdate, Release
+from paceline.core.facts import GradientReady
+from paceline.core.orders import ApplyUpdate
 from paceline.records.ledger import read_facts
-from support.runs import Run, run, side_by_side
+from support.events import TELL, await_stop
+from support.launch import Launch
+from support.runs import Run, run
+from support.runs import ended as ended_run
+from support.sound import right
 
-SCRIPT = """
-import sys
+pytestmark = pytest.mark.real_run
 
+EVEN = f"""
+import os, signal, sys
 import torch
 from torch import nn
-
 import paceline
-
+{TELL}
 
 class Even(nn.Module):
-    def __init__(self):
+    def __init__(self, *shapes):
         super().__init__()
-        shapes = [(3,), (129, 65), (1,), (7, 5, 3), (4099,)]
         self.parts = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in shapes])
 
     def forward(self):
@@ -40,13 +39,19 @@ class Even(nn.Module):
 
 
 def value_of(tensors):
-    values = {one for tensor in tensors for one in (tensor.min().item(), tensor.max().item())}
+    values = {{one for tensor in tensors for one in (tensor.min().item(), tensor.max().item())}}
     if len(values) != 1:
-        raise SystemExit(f"two versions at once: {sorted(values)}")
+        raise SystemExit(f"two versions at once: {{sorted(values)}}")
     return values.pop()
 
 
-model = Even()
+me = paceline.worker()
+"""
+
+SCRIPT = (
+    EVEN
+    + """
+model = Even((3,), (129, 65), (1,), (7, 5, 3), (4099,))
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)  # so that a version's value is minus its number
 model, optimizer = paceline.prepare(model, optimizer)
 print("draws", torch.randint(0, 2**62, (3,)).tolist())
@@ -54,9 +59,9 @@ last = value_of(model.parameters())
 steps, there, back = int(sys.argv[1]), *sys.argv[2:]
 for step in range(steps):
     optimizer.zero_grad()
-    if step == steps - 1 and paceline.worker() == 3:
+    if step == steps - 1 and me == 3:
         open(there).read()  # until worker 0 is at its last step too
-    if step == steps - 1 and paceline.worker() == 0:
+    if step == steps - 1 and me == 0:
         open(there, "w").close()
         others = float(open(back).read())  # the version that worker 3's last step brought, meanwhile
         newest = value_of(model.state_dict().values())
@@ -65,16 +70,17 @@ for step in range(steps):
     model().backward()
     optimizer.step()
     held = value_of(model.parameters())
-    if step % 20 == paceline.worker():
+    if step % 20 == me:
         newest = value_of(model.state_dict().values())
         if newest > held:
             raise SystemExit(f"state_dict() has version {-newest}, older than the worker's {-held}")
     if held >= last:
         raise SystemExit(f"version {-held} after version {-last}")
     last = held
-if paceline.worker() == 3:
+if me == 3:
     open(back, "w").write(str(last))
 """
+)
 
 KILLED_AT = 120
 KILL = f"""
@@ -85,135 +91,180 @@ kill = true
 """
 
 WORKERS = 4
-PUSHES = {"whole": 400, "killed": 240, "longer": 2000}
+PUSHES = {"killed": 240, "longer": 2000}
 """Of each worker, but for the one that is killed."""
+
 
 Ended = tuple[Run, dict[int, int]]
 """A run that is over, and how many pushes each worker must have made."""
 
 
-def fire(name: str, folder: Path, *flags: str) -> Run:
-    """The run of that name."""
-    pipes = [str(folder / f"{name}-{end}") for end in ("there", "back")]
+@pytest.fixture(scope="module", params=["killed", pytest.param("longer", marks=pytest.mark.long)])
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    folder, name = tmp_path_factory.mktemp("fire"), request.param
+    flags = ["-n", str(WORKERS), "-p", "asp", "--threads", "1", "--tee", "none"]
+    pushes = dict.fromkeys(range(WORKERS), PUSHES[name])
+    if name == "killed":
+        (folder / "kill.toml").write_text(KILL)
+        flags += ["--scenario", str(folder / "kill.toml")]
+        pushes[1] = KILLED_AT
+    pipes = [str(folder / end) for end in ("there", "back")]
     for pipe in pipes:
         os.mkfifo(pipe)
-    flags = ("-n", str(WORKERS), "-p", "asp", "--threads", "1", "--tee", "none", *flags)
-    return run(SCRIPT, *flags, args=[str(PUSHES[name]), *pipes], tmp_path=folder)
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Run]]]:
-    folder = tmp_path_factory.mktemp("runs")
-    scenario = folder / "kill.toml"
-    scenario.write_text(KILL)
-    calls = {
-        "whole": partial(fire, "whole", folder),
-        "killed": partial(fire, "killed", folder, "--scenario", str(scenario)),
-    }
-    with side_by_side(calls) as futures:
-        yield futures
-
-
-@pytest.fixture(scope="module", params=["whole", "killed", pytest.param("longer", marks=pytest.mark.long)])
-def ended(
-    request: pytest.FixtureRequest, runs: dict[str, Future[Run]], tmp_path_factory: pytest.TempPathFactory
-) -> Ended:
-    name = request.param
-    finished = runs[name].result() if name in runs else fire(name, tmp_path_factory.mktemp(name))
-    pushes = dict.fromkeys(range(WORKERS), PUSHES[name])
-    return finished.completed(), pushes | ({1: KILLED_AT} if name == "killed" else {})
+    return run(SCRIPT, *flags, args=[str(PUSHES[name]), *pipes], tmp_path=folder).completed(), pushes
 
 
 def test_no_pull_and_no_state_dict_ever_mixed_versions_or_went_back(ended: Ended) -> None:
-    run_, pushes = ended
-    reasons = {worker["worker"]: worker["left"]["reason"] for worker in run_.summary["per_worker"]}
-    died = [worker for worker, count in pushes.items() if count == KILLED_AT]
-    assert reasons == {worker: "died" if worker in died else "finished" for worker in pushes}
+    """The killed worker's step is neither pushed nor applied, and the others do all theirs."""
+    fired, pushes = ended
+    workers = {row["worker"]: (row["left"]["reason"], row["steps"]) for row in fired.summary["per_worker"]}
+    assert workers == {
+        worker: ("died" if count == KILLED_AT else "finished", count) for worker, count in pushes.items()
+    }
+    right(fired)
 
 
 def test_every_push_is_applied_exactly_once(ended: Ended) -> None:
-    run_, pushes = ended
-    every = sorted((worker, step) for worker, count in pushes.items() for step in range(count))
-    applied = [
-        (worker, step)
-        for _, orders in read_facts(run_.folder / "ledger.sqlite")
-        for order in orders
-        if isinstance(order, ApplyUpdate)
-        for worker, step, _ in order.contributions
-    ]
-    pushed = [(f.worker, f.step) for f, _ in read_facts(run_.folder / "ledger.sqlite") if isinstance(f, GradientReady)]
-    assert sorted(applied) == sorted(pushed) == every
-    assert sorted(run_.rows("SELECT worker, step FROM pushes")) == every
-    assert sorted(run_.rows("SELECT worker, step FROM applied_updates")) == every
-
-
-def test_versions_are_contiguous_and_the_last_one_is_what_was_saved(ended: Ended) -> None:
-    run_, pushes = ended
-    made = [version for (version,) in run_.rows("SELECT version FROM orders WHERE kind = 'ApplyUpdate' ORDER BY id")]
+    """Each takes 1 off every element."""
+    fired, pushes = ended
     total = sum(pushes.values())
-    assert made == list(range(1, total + 1))
-    assert run_.summary["versions"] == run_.summary["steps"] == total
-    assert {value for tensor in run_.final().values() for value in tensor.flatten().tolist()} == {-float(total)}
+    assert fired.summary["versions"] == fired.summary["steps"] == total
+    assert {value for tensor in fired.final().values() for value in tensor.flatten().tolist()} == {-float(total)}
+    every = sorted((worker, step) for worker, count in pushes.items() for step in range(count))
+    assert sorted(fired.rows("SELECT worker, step FROM pushes")) == every
+    assert sorted(fired.rows("SELECT worker, step FROM applied_updates")) == every
 
 
-def test_the_summary_s_staleness_is_what_the_ledger_s_facts_say(ended: Ended) -> None:
-    run_, _ = ended
-    computed_on, staleness = {}, []
-    for fact, orders in read_facts(run_.folder / "ledger.sqlite"):
-        if isinstance(fact, GradientReady):
-            computed_on[fact.worker, fact.step] = fact.version
-        for order in orders:
-            if isinstance(order, ApplyUpdate):
-                for worker, step, _ in order.contributions:
-                    staleness.append(order.version - 1 - computed_on[worker, step])
-    said = run_.summary["staleness"]
-    histogram = said["histogram"]
-    pairs = histogram.items() if isinstance(histogram, dict) else histogram
-    assert {int(key): count for key, count in pairs if count} == Counter(staleness)
-    assert said["max"] == max(staleness)
-    assert said["mean"] == pytest.approx(sum(staleness) / len(staleness))
+def test_without_a_loader_steps_are_counted_and_samples_are_null(ended: Ended) -> None:
+    fired, _ = ended
+    assert fired.summary["samples"] is None
+    assert fired.summary["samples_per_second"] is None
+    assert {worker["samples"] for worker in fired.summary["per_worker"]} == {None}
+    assert fired.rows("SELECT DISTINCT samples FROM pushes") == [(None,)]
+    assert fired.rows("SELECT samples FROM versions") == [(None,)]
+    assert fired.rows("SELECT * FROM batches") == fired.rows("SELECT * FROM epochs") == []
 
 
-def test_every_step_computes_on_the_version_that_it_was_released_on(ended: Ended) -> None:
-    run_, _ = ended
-    released: dict[tuple[int, int], int] = {}
-    for fact, orders in read_facts(run_.folder / "ledger.sqlite"):
-        if isinstance(fact, GradientReady):
-            assert released[fact.worker, fact.step] == fact.version
-        for order in orders:
-            if isinstance(order, Release):
-                assert (order.worker, order.step) not in released
-                released[order.worker, order.step] = order.version
-
-
-def test_a_killed_worker_s_step_is_neither_pushed_nor_applied_and_the_others_do_all_theirs(
-    runs: dict[str, Future[Run]],
-) -> None:
-    killed = runs["killed"].result().completed()
-    history = list(read_facts(killed.folder / "ledger.sqlite"))
-    of_worker_1 = [fact for fact, _ in history if getattr(fact, "worker", None) == 1]
-    assert isinstance(of_worker_1[-1], WorkerLeft)
-    assert of_worker_1[-1].reason == "died"
-    assert not [order for _, orders in history for order in orders if isinstance(order, DropUpdate)]
-    steps = {worker["worker"]: worker["steps"] for worker in killed.summary["per_worker"]}
-    assert steps == {**dict.fromkeys(range(WORKERS), PUSHES["killed"]), 1: KILLED_AT}
-
-
-# --- without a loader -------------------------------------------------------------------------------
-
-
-def test_without_a_loader_steps_are_counted_and_samples_are_null(runs: dict[str, Future[Run]]) -> None:
-    whole = runs["whole"].result().completed()
-    assert whole.summary["samples"] is None
-    assert whole.summary["samples_per_second"] is None
-    assert {worker["samples"] for worker in whole.summary["per_worker"]} == {None}
-    assert whole.rows("SELECT DISTINCT samples FROM pushes") == [(None,)]
-    assert whole.rows("SELECT samples FROM versions") == [(None,)]
-    assert whole.rows("SELECT * FROM batches") == whole.rows("SELECT * FROM epochs") == []
-
-
-def test_workers_that_begin_alike_draw_different_numbers(runs: dict[str, Future[Run]]) -> None:
-    whole = runs["whole"].result().completed()
-    draws = {whole.log(worker) for worker in range(WORKERS)}
+def test_workers_that_begin_alike_draw_different_numbers(ended: Ended) -> None:
+    draws = {ended[0].log(worker) for worker in range(WORKERS)}
     assert all(line.startswith("draws [") for line in draws)
     assert len(draws) == WORKERS
+
+
+# --- a worker that is stopped
+
+IN_A_BACKWARD = (
+    EVEN
+    + """
+folder = sys.argv[1]
+there = lambda name: os.path.exists(os.path.join(folder, str(name)))
+model = Even((3,), (600, 1000), (1,), (200, 100), (4099,), (300, 100))  # the second one is made in two parts
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+model, optimizer = paceline.prepare(model, optimizer)
+
+
+def train():
+    before = value_of(model.parameters())
+    model().backward()
+    if value_of(model.parameters()) != before:
+        raise SystemExit("a version came during a step")
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class Stop(torch.autograd.Function):
+    @staticmethod
+    def forward(context, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        tell("has", *[int(part.grad is not None) for part in model.parts])
+        tell("stops", os.getpid())
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return gradient
+
+
+further = 0
+for step in range(5):
+    train()
+if me == 1:
+    seen = [part.detach().clone() for part in model.parts]
+    value = value_of(seen)
+    halves = [(part * part).sum() / 2 for part in model.parts[:3]]  # autograd keeps the part itself: its gradient
+    whole = Stop.apply(sum(halves))
+    (whole + sum((part * part).sum() / 2 for part in model.parts[3:])).backward()
+    for part, before in zip(model.parts, seen, strict=True):
+        if not torch.equal(part.detach(), before):
+            raise SystemExit("the parameters are others than before the stop")
+        if not torch.equal(part.grad, before):
+            raise SystemExit("the gradient is not that of the version that was seen before the stop")
+    tell("saw", value)
+    optimizer.step()
+    optimizer.zero_grad()
+    train()
+    open(os.path.join(folder, "over"), "w").close()
+while me != 1 and not there("over"):
+    train()
+    further += there("stopped")
+    if further == 40:
+        tell("further", me)
+"""
+)
+
+
+def test_a_worker_stopped_in_its_backward_goes_on_with_the_version_it_had_and_its_gradient_is_applied(
+    launch: Launch,
+) -> None:
+    """The others make 40 steps each meanwhile, more than there are slots."""
+    flags = ("-n", "3", "-p", "asp", "--threads", "1", "--on-loss", "stop", "--tee", "none")
+    process = launch.start(IN_A_BACKWARD, *flags, args=(str(launch.tmp_path),))
+    stopped = int(launch.events.wait_for("stops")[1])
+    assert launch.events.wait_for("has")[1:] == ["0", "0", "0", "1", "1", "1"], "it was to be half-way"
+    await_stop(stopped)
+    (launch.tmp_path / "stopped").touch()
+    for worker in (0, 2):
+        launch.events.wait_for("further", worker)
+    assert not launch.events.so_far("saw")
+    os.kill(stopped, signal.SIGCONT)
+    run = ended_run(process).completed()
+    saw = float(launch.events.wait_for("saw")[1])
+    pushed = {row["worker"]: row["steps"] for row in run.summary["per_worker"]}
+    assert pushed[1] == 5 + 1 + 1
+    assert all(pushed[worker] >= 5 + 40 for worker in (0, 2))
+    # each push takes 1 off, except worker 1's sixth, which takes off what it saw
+    value = -(sum(pushed.values()) - 1) - saw
+    assert {one for tensor in run.final().values() for one in tensor.unique().tolist()} == {value}
+    history = list(read_facts(run.folder / "ledger.sqlite"))
+    (computed_on,) = [f.version for f, _ in history if isinstance(f, GradientReady) and (f.worker, f.step) == (1, 5)]
+    (applied_in,) = [
+        order.version
+        for _, orders in history
+        for order in orders
+        if isinstance(order, ApplyUpdate) and (1, 5) in [(worker, step) for worker, step, _ in order.contributions]
+    ]
+    assert -saw == computed_on
+    assert applied_in - 1 - computed_on >= 2 * 40, "so many versions came between"
+
+
+STOPPED_IN_COMMIT = """
+import torch
+from torch import nn
+import paceline
+
+model = nn.ParameterList(nn.Parameter(torch.zeros(2_000_000)) for _ in range(5))
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+model, optimizer = paceline.prepare(model, optimizer)
+for step in range(40):
+    sum((p * 10.0 ** (step % 4)).sum() for p in model).backward()  # so the gradient is the same everywhere
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=step % 2 == 0)
+paceline.finish()
+print("values", sorted({value for p in model for value in (p.min().item(), p.max().item())}))
+"""
+
+
+def test_the_last_version_is_not_torn_by_what_the_scripts_do_while_it_is_made(launch: Launch) -> None:
+    """At a limit the workers are let on before the store has made the last version of their gradients."""
+    run = launch.run(STOPPED_IN_COMMIT, "-n", "3", "-p", "bsp", "--record", "0", "--max-steps", "12").completed()
+    assert run.log(0).splitlines()[-1] == "values [-1111.0]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,178 +15,143 @@ from paceline.core.facts import ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.ipc import messages
 from paceline.records.segments import LACKING
 
-
-class Edits:
-    """What workers have told besides, as a test says."""
-
-    def __init__(self, **told: Any) -> None:
-        self.known = lambda: messages.store.WorkersTold(**told)
+OFFER: Any = SimpleNamespace(buffers=None, loads=True)
 
 
-def settings_of(folder: Path, record: int) -> Any:
-    spec = SimpleNamespace(averages="parameters")
-    return SimpleNamespace(folder=folder, record=record, workers=3, choice=SimpleNamespace(spec=spec))
+class Recorded:
+    """What a run records, of which a test says how far it is and what workers have told."""
+
+    def __init__(self, record: int, spoiled: Iterable[int] = ()) -> None:
+        """`spoiled`: workers with whose replicas no mean can be made."""
+        spec = SimpleNamespace(averages="parameters")
+        choice = SimpleNamespace(spec=spec)
+        self.settings: Any = SimpleNamespace(folder=Path(), record=record, workers=3, choice=choice)
+        self.applied: Any = SimpleNamespace(samples=0, ordered_steps=9)
+        self.edits: Any = SimpleNamespace(known=lambda: messages.store.WorkersTold(own=self.told))
+        self.host: Any = SimpleNamespace(progress=SimpleNamespace(averages=3, averaging=False), record=self._record)
+        self.journal: Any = Mock()
+        self.told: Any = None
+        self.spoiled = set(spoiled)
+        self.written: list[tuple[int, list[int]]] = []
+        """Version and workers."""
+        self.own: list[Any] = []
+        """What workers had told, by version that was written."""
+        self.versions: StoredVersions | Means
+
+    def _record(self, version: int, workers: list[int], *rest: Any) -> None:
+        self.written.append((version, list(workers)))
+        self.own.append(rest[-1].own)
+        if isinstance(self.versions, Means) and (spoiled := self.spoiled.intersection(workers)):
+            self.versions.void(version, sorted(spoiled))
+
+    def stored(self, samples: int = 8) -> StoredVersions:
+        self.versions = versions = StoredVersions(self.settings, self.host, self.applied, self.edits, self.journal)
+        versions.epoch_opened(samples)
+        versions.begin(OFFER, range(3))
+        return versions
+
+    def means(self, samples: int | None, policy: RunPolicy | None = None) -> Means:
+        clock: Any = SimpleNamespace(at=lambda: 1.0)
+        policy = policy or RunPolicy()
+        given = (self.settings, self.host, self.applied, self.edits, self.journal)
+        self.versions = means = Means(*given, clock, policy)
+        if samples is not None:
+            means.epoch_opened(samples)
+        means.begin(OFFER, range(2))
+        return means
+
+    def ordered(self, step: int, samples: int) -> None:
+        """So many samples are applied with that step or version."""
+        self.applied.samples = samples
+        self.versions.ordered(step)
 
 
-CLOCK: Any = SimpleNamespace(at=lambda: 1.0)
-UNEDITED: Any = Edits()
+def left(worker: int, how: Any = "died") -> WorkerLeft:
+    return WorkerLeft(worker=worker, reason=how, at=0.5)
 
 
-def test_a_version_has_the_buffers_of_those_whose_deaths_were_not_told_before_it_was_ordered(tmp_path: Path) -> None:
+def test_a_version_has_the_buffers_of_those_whose_deaths_were_not_told_before_it_was_ordered() -> None:
     """When it is made, and when somebody's death is noticed, is a matter of time: its replay would have others'."""
-    journal: Any = None
-    settings = settings_of(tmp_path, record=1)
-    written: list[Any] = []
-    host: Any = SimpleNamespace(record=lambda version, workers, *_: written.append((version, workers)))
-    applied: Any = SimpleNamespace(samples=8)
-    offer: Any = SimpleNamespace(buffers=None, loads=True)
-    versions = StoredVersions(settings, host, applied, UNEDITED, journal)
-    versions.epoch_opened(8)
-    versions.begin(offer, range(3))
-    versions.ordered(1)
-    versions.tell(WorkerLeft(worker=0, reason="died", at=0.5))
+    run = Recorded(record=1)
+    versions = run.stored()
+    run.ordered(1, samples=8)
+    versions.tell(left(0))
     versions.made(1, 1.0)
-    applied.samples = 16
-    versions.ordered(2)
-    versions.tell(WorkerLeft(worker=1, reason="finished", at=1.5))
+    run.ordered(2, samples=16)
+    versions.tell(left(1, "finished"))
     versions.made(2, 2.0)
-    assert written == [(1, [0, 1, 2]), (2, [1, 2])]
+    assert run.written == [(1, [0, 1, 2]), (2, [1, 2])]
 
 
-def test_the_last_version_of_a_store_has_what_workers_told_after_their_last_step(tmp_path: Path) -> None:
+def test_the_last_version_of_a_store_has_what_workers_told_after_their_last_step() -> None:
     """A worker learns that there is no more data after its last step. An earlier version has what was told before."""
-    journal: Any = None
-    settings = settings_of(tmp_path, record=1)
-    written: list[Any] = []
-    host: Any = SimpleNamespace(record=lambda version, *rest: written.append((version, rest[-1].own)))
-    applied: Any = SimpleNamespace(samples=0)
-    edits: Any = Edits()
-    versions = StoredVersions(settings, host, applied, edits, journal)
-    versions.epoch_opened(8)
+    run = Recorded(record=1)
+    versions = run.stored()
     for version in (1, 2, 3):
-        applied.samples += 8
-        edits.known = Edits(own=(0, version)).known
-        versions.ordered(version)
+        run.told = (0, version)
+        run.ordered(version, samples=8 * version)
         versions.made(version, 1.0)
-    assert written == [(1, (0, 1)), (2, (0, 2))]
-    edits.known = Edits(own=(0, 4)).known
+    assert run.own == [(0, 1), (0, 2)]
+    run.told = (0, 4)
     assert versions.record_last()
-    assert written[2:] == [(3, (0, 4))]
+    assert run.own[2:] == [(0, 4)]
 
 
-def test_the_last_mean_has_what_workers_told_after_their_last_step(tmp_path: Path) -> None:
+def test_the_last_mean_has_what_workers_told_after_their_last_step() -> None:
     """Else that would depend on whether the last step's mean was due while another one was being written."""
-    journal: Any = Mock()
-    settings = settings_of(tmp_path, record=1)
-    written: list[Any] = []
-    host: Any = SimpleNamespace(
-        progress=SimpleNamespace(averages=3, averaging=False),
-        record=lambda version, *rest: written.append((version, rest[-1].own)),
-    )
-    applied: Any = SimpleNamespace(samples=8, ordered_steps=9)
-    edits: Any = Edits()
-    means = Means(settings, host, applied, edits, journal, CLOCK, RunPolicy())
-    means.epoch_opened(8)
-    offer: Any = SimpleNamespace(buffers=None, loads=True)
-    means.begin(offer, range(2))
-    edits.known = Edits(own=(0, 1)).known
-    means.ordered(1)
+    run = Recorded(record=1)
+    means = run.means(samples=8)
+    run.told = (0, 1)
+    run.ordered(1, samples=8)
     means.written(1, "", 0.5)
-    edits.known = Edits(own=(0, 2)).known
+    run.told = (0, 2)
     assert means.record_last()
     means.written(2, "", 0.5)
     assert not means.record_last()
-    assert written == [(1, (0, 1)), (2, (0, 2))]
+    assert run.own == [(0, 1), (0, 2)]
 
 
-def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorded_one(tmp_path: Path) -> None:
+def test_a_mean_that_a_replay_is_to_record_has_no_more_replicas_than_the_recorded_one() -> None:
     """A death takes samples away, so their number can be there twice: first with the replica of who then died."""
-    journal: Any = None
-    settings = settings_of(tmp_path, record=4)
-    cuts: list[tuple[int, list[int]]] = []
-    applied: Any = SimpleNamespace(samples=72, ordered_steps=9)
-    host: Any = SimpleNamespace(
-        progress=SimpleNamespace(averages=3),
-        record=lambda version, workers, *_: cuts.append((applied.samples, workers)),
-    )
-    offer: Any = SimpleNamespace(buffers=None, loads=True)
-    means = Means(settings, host, applied, UNEDITED, journal, CLOCK, RunPolicy(means=deque([(72, 1)])))
-    means.begin(offer, range(2))
-    means.ordered(5)
-    applied.samples = 64
-    means.tell(WorkerLeft(worker=1, reason="died", at=0.5))
-    means.ordered(6)
-    applied.samples = 72
-    means.ordered(7)
-    assert cuts == [(72, [0])]
+    run = Recorded(record=4)
+    means = run.means(samples=None, policy=RunPolicy(means=deque([(72, 1)])))
+    run.ordered(5, samples=72)
+    means.tell(left(1))
+    run.ordered(6, samples=64)
+    assert not run.written
+    run.ordered(7, samples=72)
+    assert [workers for _, workers in run.written] == [[0]]
 
 
-def test_a_worker_that_joins_counts_for_means_once_it_has_a_replica(tmp_path: Path) -> None:
+def test_a_worker_that_joins_counts_for_means_once_it_has_a_replica() -> None:
     """Until then its place has the replica of the process that died."""
-    journal: Any = None
-    cuts: list[list[int]] = []
-    settings = settings_of(tmp_path, record=4)
-    applied: Any = SimpleNamespace(samples=16, ordered_steps=9)
-    host: Any = SimpleNamespace(
-        progress=SimpleNamespace(averages=3), record=lambda version, workers, *_: cuts.append(workers)
-    )
-    means = Means(settings, host, applied, UNEDITED, journal, CLOCK, RunPolicy())
-    means.epoch_opened(64)
-    offer: Any = SimpleNamespace(buffers=None, loads=True)
-    means.begin(offer, range(2))
-    means.tell(WorkerLeft(worker=1, reason="died", at=0.5))
+    run = Recorded(record=4)
+    means = run.means(samples=64)
+    means.tell(left(1))
     means.tell(WorkerJoined(worker=1, host="node-0", step=1, at=0.6))
-    means.ordered(5)
-    assert cuts == [[0]]
+    run.ordered(5, samples=16)
     means.tell(ReplicaCopied(source=0, worker=1, at=0.7))
     means.void(1, [])
-    applied.samples = 20
-    means.ordered(6)
-    assert cuts == [[0], [0, 1]]
+    run.ordered(6, samples=20)
+    assert [workers for _, workers in run.written] == [[0], [0, 1]]
 
 
-def test_a_mean_that_can_t_be_made_is_due_again(tmp_path: Path) -> None:
-    journal: Any = None
-    offer: Any = SimpleNamespace(buffers=None, loads=True)
-    settings = settings_of(tmp_path, record=1)
-    cuts: list[tuple[int, list[int]]] = []
-
-    def record(version: int, workers: list[int], *_: str) -> None:
-        cuts.append((version, workers))
-        if 1 in workers:
-            means.void(version, [1])
-
-    applied: Any = SimpleNamespace(samples=64, ordered_steps=9)
-    host: Any = SimpleNamespace(progress=SimpleNamespace(averages=3, averaging=False), record=record)
-    means = Means(settings, host, applied, UNEDITED, journal, CLOCK, RunPolicy())
-    means.epoch_opened(64)
-    means.begin(offer, range(2))
-    means.ordered(5)
-    assert (cuts, means.newest.version) == ([(1, [0, 1])], 0)
-    means.tell(WorkerLeft(worker=1, reason="died", at=0.5))
-    means.ordered(6)  # a further step of the same batch
-    assert cuts[1:] == []
-    applied.samples = 68
-    means.ordered(7)
-    assert (cuts[1:], means.newest.version) == ([(1, [0])], 1)
+def test_a_mean_that_can_t_be_made_is_due_again() -> None:
+    run = Recorded(record=1, spoiled=[1])
+    means = run.means(samples=64)
+    run.ordered(5, samples=64)
+    assert (run.written, means.newest.version) == ([(1, [0, 1])], 0)
+    means.tell(left(1))
+    run.ordered(6, samples=64)  # a further step of the same batch
+    assert run.written[1:] == []
+    run.ordered(7, samples=68)
+    assert (run.written[1:], means.newest.version) == ([(1, [0])], 1)
 
 
-def test_the_last_mean_goes_without_a_replica_that_was_left_in_the_middle_of_a_step(tmp_path: Path) -> None:
+def test_the_last_mean_goes_without_a_replica_that_was_left_in_the_middle_of_a_step() -> None:
     """Its worker had finished, so it counts."""
-    journal: Any = Mock()
-    offer: Any = SimpleNamespace(buffers=None, loads=True)
-    settings = settings_of(tmp_path, record=0)
-    cuts: list[list[int]] = []
-
-    def record(version: int, workers: list[int], *_: str) -> None:
-        cuts.append(workers)
-        if 1 in workers:
-            means.void(version, [1])
-
-    applied: Any = SimpleNamespace(samples=64, ordered_steps=9)
-    host: Any = SimpleNamespace(progress=SimpleNamespace(averages=3, averaging=False), record=record)
-    means = Means(settings, host, applied, UNEDITED, journal, CLOCK, RunPolicy())
-    means.begin(offer, range(2))
-    assert means.record_last()
-    assert cuts == [[0, 1], [0]]
-    journal.ledger.note.assert_called_once_with(LACKING, [1])
+    run = Recorded(record=0, spoiled=[1])
+    run.applied.samples = 64
+    assert run.means(samples=None).record_last()
+    assert [workers for _, workers in run.written] == [[0, 1], [0]]
+    run.journal.ledger.note.assert_called_once_with(LACKING, [1])

@@ -4,50 +4,23 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
-import msgspec
 import pytest
 
-from paceline.core.choice import choose
 from paceline.errors import PeerLost, RunFailed
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, attached, attachment, pair
 from paceline.ipc.messages.worker import Keep
-from paceline.job.settings import Settings
-from paceline.protocols import registry
-from paceline.scenario.scenario import Scenario
 from paceline.training import prepare
 from paceline.training.data.orders import Orders
-from paceline.training.link import Offer
 from paceline.training.seeding import order_digest
 from paceline.worker_process.worker import WorkerLink
-from support.run_state import OFFER
+from support.run_state import SETTINGS
 
-SETTINGS: dict[str, Any] = {
-    "script": Path("train.py"),
-    "source": b"",
-    "arguments": (),
-    "workers": 2,
-    "seed": 0,
-    "threads": 1,
-    "folder": Path("run"),
-    "shards": None,
-    "epochs": None,
-    "record": 4,
-    "targets": (),
-    "on_loss": "continue",
-    "tee": "first",
-    "max_steps": None,
-    "max_seconds": None,
-    "report_waits": 30.0,
-    "json": False,
-    "on_divergence": "stop",
-}  # fmt: skipfrom support.run_state import OFFER
-
-
+ORDER = [[4, 5], [6]]
 FINISHED = messages.worker.StepFinished(
     step=6, version=0, batches=[], skipped=[], scalars=None,
     began=0.0, compute=0.0, push=0.0, other=0.0, waited=0.0, pulled=0.0,
@@ -58,9 +31,9 @@ FINISHED = messages.worker.StepFinished(
 def ends() -> Any:
     """A worker's link, and the coordinator's end of its channel."""
     ours, theirs = pair()
-    settings = Settings(**SETTINGS, choice=choose("asp", registry()), scenario=Scenario())
     coordinator = Channel(ours, messages.worker.FromWorker, "worker 1")
-    yield WorkerLink(1, settings, Channel(theirs, messages.worker.ToWorker, "the coordinator"), launcher=0), coordinator
+    channel = Channel(theirs, messages.worker.ToWorker, "the coordinator")
+    yield WorkerLink(1, replace(SETTINGS, workers=2), channel, launcher=0), coordinator
     coordinator.close()
 
 
@@ -71,24 +44,11 @@ def send_final(coordinator: Channel) -> None:
     os.close(file)
 
 
-@pytest.mark.parametrize("device", ["", "NVIDIA H200"])
-def test_what_a_script_brings_says_whether_it_computes_on_a_gpu(ends: Any, device: str) -> None:
-    link, coordinator = ends
-    offered = msgspec.structs.replace(OFFER, device=device)
-    offer = Offer(offered=offered, make_store=Mock(), evaluate=None, measure=None)
-    coordinator.send(messages.worker.Exit())
-    with pytest.raises(SystemExit):
-        link.start(offer)
-    told, _ = coordinator.receive()
-    assert isinstance(told, messages.worker.Offered)
-    assert told.device == device
-
-
 def test_a_stopped_worker_asks_for_no_more_leases(ends: Any) -> None:
     """Each would be answered, nobody would read the answers, and `finish` would miss its own in a full channel."""
     link, coordinator = ends
     coordinator.send(messages.worker.StopTraining(at_once=False))
-    orders = Orders([[4, 5], [6]], seed=0)
+    orders = Orders(ORDER, seed=0)
     assert link.lease(0, orders) == messages.worker.EpochOver()
     assert coordinator.receive()[0] == messages.worker.LeaseWanted(0, *orders.known(0))
     assert link.lease(1, orders) == messages.worker.EpochOver()
@@ -101,20 +61,20 @@ def test_a_stopped_worker_still_gets_the_final_parameters(ends: Any) -> None:
     coordinator.send(messages.worker.StopTraining(at_once=False))
     coordinator.send(messages.worker.EpochOver())
     send_final(coordinator)
-    assert link.lease(0, Orders([[4, 5], [6]], seed=0)) == messages.worker.EpochOver()
+    assert link.lease(0, Orders(ORDER, seed=0)) == messages.worker.EpochOver()
     assert attached(link.finish()[0]) == b"final"
 
 
 def test_a_lease_of_a_new_epoch_is_given_after_its_order_is_told(ends: Any) -> None:
     link, coordinator = ends
-    orders = Orders([[4, 5], [6]], seed=0)
+    orders = Orders(ORDER, seed=0)
     coordinator.send(messages.worker.OrderWanted(3, 0))
     coordinator.send(messages.worker.Leased(3, 1))
     assert link.lease(3, orders) == messages.worker.Leased(3, 1)
-    digest = order_digest([[4, 5], [6]])
+    digest = order_digest(ORDER)
     told = [coordinator.receive()[0] for _ in range(3)]
     wanted = messages.worker.LeaseWanted(3, 1, digest)
-    assert told == [wanted, messages.worker.OrderDrawn(3, 0, digest, [[4, 5], [6]], True, 3), wanted]
+    assert told == [wanted, messages.worker.OrderDrawn(3, 0, digest, ORDER, True, 3), wanted]
 
 
 def test_a_process_that_the_script_forks_says_nothing_in_the_workers_name(ends: Any) -> None:
@@ -124,7 +84,7 @@ def test_a_process_that_the_script_forks_says_nothing_in_the_workers_name(ends: 
     link.refuse("the script asks for LOCAL_RANK")
     link.say(messages.worker.ParserEnded(2))
     with pytest.raises(RuntimeError, match="a process that the script forked takes no part in the run"):
-        link.lease(0, Orders([[4, 5], [6]], seed=0))
+        link.lease(0, Orders(ORDER, seed=0))
     with pytest.raises(PeerLost):
         coordinator.receive()
 
@@ -133,7 +93,7 @@ def test_an_answer_out_of_turn_ends_the_worker_rather_than_being_passed_over(end
     link, coordinator = ends
     coordinator.send(messages.worker.Compute(0, 0, 0, 0, []))
     with pytest.raises(RunFailed, match="worker 1 was sent Compute out of turn"):
-        link.lease(0, Orders([[4, 5], [6]], seed=0))
+        link.lease(0, Orders(ORDER, seed=0))
 
 
 def test_a_worker_that_is_stopped_at_once_leaves_its_script(ends: Any) -> None:
@@ -147,12 +107,11 @@ def test_a_worker_that_is_stopped_at_once_leaves_its_script(ends: Any) -> None:
 def test_each_of_two_threads_gets_its_own_answer(ends: Any) -> None:
     """One waits for its step, and receives; what it gets for the other, which asks for a batch, it passes on."""
     link, coordinator = ends
-    orders = Orders([[4, 5], [6]], seed=0)
+    orders = Orders(ORDER, seed=0)
     with ThreadPoolExecutor(1) as other:
         batch = other.submit(link.lease, 3, orders)
-        assert coordinator.receive()[0] == messages.worker.LeaseWanted(
-            3, 1, order_digest([[4, 5], [6]])
-        )  # the other receives, from now on
+        wanted = messages.worker.LeaseWanted(3, 1, order_digest(ORDER))
+        assert coordinator.receive()[0] == wanted  # the other receives, from now on
         link.say(FINISHED)
         coordinator.send(messages.worker.Compute(7, 1, 2, 0, []))
         assert link.released().step == 7
@@ -162,10 +121,10 @@ def test_each_of_two_threads_gets_its_own_answer(ends: Any) -> None:
 
 def test_a_stop_ends_every_thread_and_the_one_that_trains_leaves_its_script(ends: Any) -> None:
     link, coordinator = ends
-    orders = Orders([[4, 5], [6]], seed=0)
+    orders = Orders(ORDER, seed=0)
     with ThreadPoolExecutor(1) as other:
         batch = other.submit(link.lease, 3, orders)
-        assert coordinator.receive()[0] == messages.worker.LeaseWanted(3, 1, order_digest([[4, 5], [6]]))
+        assert coordinator.receive()[0] == messages.worker.LeaseWanted(3, 1, order_digest(ORDER))
         coordinator.send(messages.worker.StopTraining(at_once=True))
         assert batch.result(60) == messages.worker.EpochOver()
         with pytest.raises(SystemExit):
@@ -194,18 +153,12 @@ def test_an_order_to_keep_comes_in_its_turn_before_the_step_that_follows_it(ends
 
 def test_an_order_to_keep_that_comes_with_a_batch_waits_for_its_turn(ends: Any) -> None:
     link, coordinator = ends
+    assert link.heard_to_keep() == []
     coordinator.send(messages.worker.Keep(40, 5, 1))
     coordinator.send(messages.worker.Leased(3, 1))
-    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == messages.worker.Leased(3, 1)
+    assert link.lease(3, Orders(ORDER, seed=0)) == messages.worker.Leased(3, 1)
     assert link.heard_to_keep() == [Keep(snapshot=40, step=5, epoch=1)]
     assert link.heard_to_keep() == []
-
-
-def test_an_order_to_keep_that_has_come_by_now_is_heard_without_waiting(ends: Any) -> None:
-    link, coordinator = ends
-    assert link.heard_to_keep() == []
-    coordinator.send(messages.worker.Keep(40, 5, 1))
-    assert link.heard_to_keep() == [Keep(snapshot=40, step=5, epoch=1)]
 
 
 def test_what_is_kept_comes_along_and_why_it_can_t_be_is_said(ends: Any) -> None:
@@ -236,7 +189,7 @@ def test_an_order_to_keep_is_heard_even_if_another_thread_has_heard_of_the_stop(
     link.say(FINISHED)
     coordinator.send(messages.worker.Keep(40, 6, 1))
     coordinator.send(messages.worker.StopTraining(at_once=False))
-    assert link.lease(3, Orders([[4, 5], [6]], seed=0)) == messages.worker.EpochOver()
+    assert link.lease(3, Orders(ORDER, seed=0)) == messages.worker.EpochOver()
     assert link.released() == Keep(snapshot=40, step=6, epoch=1)
     assert link.released() is None
 

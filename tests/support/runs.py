@@ -138,10 +138,10 @@ def joining(
     return _started(["join", address, *flags], Path(), env, fresh=fresh, first=first)
 
 
-def replayed(run: Path, *, fresh: bool = False) -> Run:
-    """`paceline replay RUN`, to its end, into a folder beside it. `fresh`: see `run`."""
-    folder = run.with_name(f"{run.name}-again")
-    return ended(_started(["replay", str(run), "--out", str(folder)], folder, None, fresh=fresh))
+def replayed(run: Path, *flags: str, name: str = "", fresh: bool = False, first: str = "") -> Run:
+    """`paceline replay RUN FLAGS`, to its end, into a folder of that name beside it. `fresh`, `first`: see `run`."""
+    folder = run.with_name(name or f"{run.name}-again")
+    return ended(_started(["replay", str(run), "--out", str(folder), *flags], folder, None, fresh=fresh, first=first))
 
 
 def _started(

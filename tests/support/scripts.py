@@ -79,6 +79,7 @@ def evaluate(model):
         accuracy = (model(data.tensors[0]).argmax(dim=1) == data.tensors[1]).double().mean().item()
     return {{"accuracy": accuracy, "drawn": torch.rand(()).item()}}
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2, evaluate=evaluate)
+{before}
 step = 0
 for epoch in range(2):
     for x, y in loader:
@@ -90,15 +91,39 @@ for epoch in range(2):
         optimizer.zero_grad()
         step += 1
     scheduler.step()
+{after}
 """
 
 
-def that_draws(inside: str = "", *, logged: str = "loss=loss.item()") -> str:
+def that_draws(inside: str = "", *, before: str = "", after: str = "", logged: str = "loss=loss.item()") -> str:
     """A script for replays, which draws wherever it can: values, orders, masks and what it evaluates.
 
-    It has buffers, momentum and a scheduler, too. `inside` comes before each step, and `logged` is what is logged.
+    It has buffers, momentum and a scheduler, too. `before` comes after `prepare`, `inside` before each step, and
+    `after` at the end. `logged` is what is logged.
     """
-    return DRAWS.format(inside=indent(dedent(inside), " " * 8), logged=logged)
+    parts = {"before": dedent(before), "inside": indent(dedent(inside), " " * 8), "after": dedent(after)}
+    return DRAWS.format(**parts, logged=logged)
+
+
+def that_resumes(inside: str = "", *, before: str = "", after: str = "", keep: str = "'scheduler': scheduler") -> str:
+    """The same, as a run can go on with it: it keeps these objects, and loops over the epochs that are left."""
+    text = that_draws(inside, before=before, after=after).replace("in range(2)", "in paceline.epochs(2)")
+    return text.replace("epochs=2,", f"epochs=2, keep={{{keep}}},")
+
+
+SIGNS = """
+import os, time
+from pathlib import Path
+SIGNS = Path(__file__).parent
+
+def made(name):
+    (SIGNS / name).touch()
+
+def wait_for(name):
+    while not (SIGNS / name).exists():
+        time.sleep(0.005)
+"""
+"""Signs that workers make beside their script, and wait for."""
 
 
 ENDLESS: dict[str, int] = {"epochs": 300, "samples": 4000}

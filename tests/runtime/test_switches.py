@@ -1,0 +1,153 @@
+"""Sync-Switch in real runs: a straggler is noticed by its times, and each part has its rates and its momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core.orders import AdjustTraining, ApplyUpdate, SwitchProtocol
+from paceline.records.ledger import read_facts
+from support import nursery
+from support.launch import Launch
+from support.runs import Run, replayed, run, side_by_side
+from support.runs import ended as ended_run
+from support.scripts import training
+
+SAMPLES, EPOCHS = 640, 2  # 160 batches of 4 an epoch, 20 for each of eight workers
+STRAGGLER = """
+[cluster]
+compute = "20ms"
+[[event]]
+worker = 2
+at_step = 6
+for_steps = 2
+slow = 30.0
+"""
+DEATH = """
+[[event]]
+worker = 5
+at_step = 12
+kill = true
+"""
+DETECTOR = "window=2,consecutive=1,min_gap=0.85"  # sees so great a slowness, and not that of a busy machine
+
+ONES = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import paceline
+
+model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+nn.init.zeros_(model.weight)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(range(40)), epochs=1)
+for _ in loader:
+    model.weight.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""Every gradient is 1, so the weight says with which rate and momentum each version was made, whatever the order."""
+MOMENTUM = "sync-switch:switch_at=0.5,rescale=none,momentum="
+MADE = {
+    "zero": [(1.0, 0.5)] * 10 + [(1.0, 0.0)] * 20,
+    "ramp": [(1.0, 0.5)] * 10 + [(1.0, 0.25)] * 5 + [(1.0, 0.5)] * 15,
+    "rescaled": [(2.0, 0.5)] * 10 + [(1.0, 0.5)] * 20,
+}
+"""Rates and momenta of ten versions of two gradients, then of twenty of one. A stage is an eighth of the work."""
+
+Runs = dict[str, Future[Run]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    folder = tmp_path_factory.mktemp("switches")
+    (folder / "straggler.toml").write_text(STRAGGLER)
+    (folder / "death.toml").write_text(STRAGGLER + DEATH)
+    (folder / "two.toml").write_text('[cluster]\nworkers = 2\ncompute = "10ms"\njitter = 0.2\n')
+    (folder / "ones.py").write_text(ONES)
+
+    def of_eight(stragglers: str, scenario: str) -> Callable[[], Run]:
+        flags = ("-p", f"sync-switch:switch_at=0.3,stragglers={stragglers},{DETECTOR}", "--threads", "1")
+        cluster = ("-n", "8", "--scenario", str(folder / f"{scenario}.toml"))
+        script = training(samples=SAMPLES, epochs=EPOCHS)
+        return lambda: run(script, *flags, *cluster, "--tee", "none", tmp_path=folder).completed()
+
+    def ones(protocol: str) -> Run:
+        return run(ONES, "-n", "2", "-p", protocol, "--threads", "1", "--tee", "none", tmp_path=folder).completed()
+
+    def virtual() -> Run:
+        simulated = ["simulate", str(folder / "two.toml"), "-p", f"{MOMENTUM}ramp", "--out", str(folder / "virtual")]
+        process = nursery.Process([*simulated, "--gradients", str(folder / "ones.py")])
+        process.folder = folder / "virtual"  # type: ignore[attr-defined]
+        return ended_run(process, timeout=60)
+
+    calls = {
+        "greedy": of_eight("greedy", "death"),
+        "elastic": of_eight("elastic", "straggler"),
+        "zero": lambda: ones(f"{MOMENTUM}zero"),
+        "ramp, replayed": lambda: replayed(ones(f"{MOMENTUM}ramp").folder),
+        "ramp, virtual": virtual,
+        "rescaled": lambda: ones("sync-switch:switch_at=0.5"),
+    }
+    with side_by_side(calls) as futures:
+        yield futures
+
+
+def orders_of(ended: Run, kind: type) -> list[Any]:
+    history = read_facts(ended.folder / "ledger.sqlite")
+    return [order for _, orders in history for order in orders if isinstance(order, kind)]
+
+
+@pytest.mark.parametrize("name", ["greedy", "elastic"])
+def test_all_work_is_done_once_though_a_worker_straggles_and_another_dies(name: str, runs: Runs) -> None:
+    ended = runs[name].result()
+    assert ended.rows("SELECT DISTINCT count(*) FROM applied_samples GROUP BY epoch, sample") == [(1,)]
+    assert (ended.summary["samples"], ended.summary["samples_missed"]) == (SAMPLES * EPOCHS, 0)
+
+
+def test_greedy_goes_to_the_second_protocol_while_a_worker_is_slow_and_comes_back(runs: Runs) -> None:
+    ended = runs["greedy"].result()
+    switches = ended.summary["switches"]
+    turns = [switch["to"] for switch in switches]
+    assert turns == (["asp", "bsp"] * len(turns))[: len(turns)]
+    assert turns[-1] == "asp"
+    whys = [switch["why"] for switch in switches]
+    assert "worker 2 straggled" in whys
+    assert "no worker straggles any more, and the first part has work left" in whys
+    last = orders_of(ended, SwitchProtocol)[-1]
+    assert 5 not in [worker for worker, _, _ in last.members], "a worker that died is waited for by nobody"
+
+
+def test_elastic_goes_on_without_the_straggler_until_the_switch(runs: Runs) -> None:
+    ended = runs["elastic"].result()
+    assert [switch["to"] for switch in ended.summary["switches"]] == ["asp"]
+    assert 7 in [len(order.contributions) for order in orders_of(ended, ApplyUpdate)], "rounds without it"
+    scales = [order.learning_rate_scale for order in orders_of(ended, AdjustTraining)]
+    assert scales[:8] == [8.0] * 8
+    assert 7.0 in scales
+    assert scales[-8:] == [1.0] * 8
+
+
+@pytest.mark.parametrize("name", ["zero", "ramp, replayed", "ramp, virtual", "rescaled"])
+def test_each_version_is_made_with_the_rate_and_the_momentum_of_its_part(name: str, runs: Runs) -> None:
+    ended = runs[name].result().completed()
+    assert [switch["to"] for switch in ended.summary["switches"]] == ["asp"]
+    weight = torch.zeros(1, dtype=torch.float64)
+    plain = torch.optim.SGD([weight], lr=1.0, momentum=0.5)
+    for rate, momentum in MADE[name.partition(",")[0]]:
+        plain.param_groups[0].update(lr=rate, momentum=momentum)
+        weight.grad = torch.ones(1, dtype=torch.float64)
+        plain.step()
+    assert ended.final()["weight"].item() == weight.item()
+
+
+def test_an_optimizer_without_momentum_is_refused_in_one_line(launch: Launch) -> None:
+    script = training(before="optimizer = torch.optim.AdamW(model.parameters())")
+    ended = launch.run(script, "-n", "2", "-p", f"{MOMENTUM}zero")
+    assert ended.code == 2
+    assert "sync-switch: momentum is zero, and the script's optimizer has none that could change" in ended.err
