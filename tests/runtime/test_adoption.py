@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from paceline.coordinator.adoption import Adoption
+from paceline.coordinator.adoption import Adopting, Adoption
+from paceline.core.facts import WorkerJoined
 from support.launch import Launch
-from support.runs import Run
+from support.runs import Run, replayed
 from support.scripts import functions_of
 
 # --- who writes and who waits
@@ -91,12 +93,21 @@ def test_who_changed_the_same_agrees_and_who_changed_something_else_or_nothing_d
     adoption.done(1)
     adoption.wanted(0, "a")
     adoption.wanted(2, "b")
-    adoption.shown |= {4, 2}
+    adoption.shows(4)
     assert [adoption.agrees(worker) for worker in range(5)] == [True, True, False, False, True]
     what = "changed the parameters or the optimizer's state between prepare() and its first step"
     hint = "; do the same in every worker, or do it before prepare()"
     assert adoption.disagreement(2) == f"worker 1 {what}, and worker 2 changed something else{hint}"
     assert adoption.disagreement(3) == f"worker 1 {what}, and worker 3 changed nothing{hint}"
+
+
+def test_who_comes_while_others_train_agrees_whatever_its_script_changed() -> None:
+    adopting = Adopting(Mock(), Mock(), Mock(), asked(1))
+    adopting.book.wanted(0, "b")
+    adopting.book.done(1)
+    adopting.tell(WorkerJoined(worker=2, host="a", step=1, at=0.0))
+    adopting.tell(WorkerJoined(worker=0, host="a", step=1, at=0.0))
+    assert [adopting.book.agrees(worker) for worker in range(4)] == [True, True, True, False]
 
 
 def test_nobody_disagrees_with_one_that_died_while_it_wrote() -> None:
@@ -363,3 +374,25 @@ else:
         model.frozen.weight.data.fill_(0.5)
 
     assert_trained_after(change, run)
+
+
+def test_a_change_that_depends_on_the_values_before_is_made_once_also_where_a_worker_comes_back_and_in_a_replay(
+    launch: Launch,
+) -> None:
+    inside = """
+with torch.no_grad():
+    model.trained.weight.mul_(3)
+if me == 0:
+    train(model, optimizer, range(3))
+    await_("back")
+elif not os.path.exists(os.path.join(folder, "died")):
+    reach("died")
+    os._exit(7)
+else:
+    reach("back")
+"""
+    flags = ("-n", "2", "-p", "asp", "--on-loss", "continue", "--restart", "1")
+    run = launch.run(script(inside), *flags, args=(str(launch.tmp_path),)).completed()
+    assert run.err.count("worker 1 died (exit code 7) in step 0") == 1
+    again = replayed(run.folder)
+    assert again.code == 0, again.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.coordinator.member import Member, Members
+from paceline.core.facts import Fact, WorkerJoined
 from paceline.errors import ConfigError
 from paceline.host.cluster import Cluster
 from paceline.ipc import messages
@@ -21,7 +22,8 @@ class Adoption:
     pushed: set[int] = field(default_factory=set)
     """Workers that have pushed a gradient of what they began with."""
     shown: set[int] = field(default_factory=set)
-    """Workers whose first parameters were the adopted ones. A script that writes the same there changes nothing."""
+    """Workers whose first parameters were the adopted ones, or later ones. What their scripts change there is no
+    other beginning: a script that doubles a weight has doubled it once already."""
     _waiting: list[int] = field(default_factory=list)
     _writing: int | None = None
     """The worker that writes."""
@@ -67,13 +69,16 @@ class Adoption:
         While one worker writes, no other can have begun with that: a worker that changed something waits, so this one
         changed nothing.
         """
-        own = self.adopted if worker in self.shown else None
-        return self._writing is None and self.digests.get(worker, own) == self.adopted
+        return self._writing is None and (worker in self.shown or self.digests.get(worker) == self.adopted)
 
     def shows(self, worker: int) -> None:
         """The worker is released on what is adopted now, if anything is: it had asked for nothing before."""
         if self.adopted is not None:
             self.shown.add(worker)
+
+    def joins(self, worker: int) -> None:
+        """The worker takes part from now on. It begins with what the others have come to, whatever its script changed."""
+        self.shows(worker)
 
     def disagreement(self, worker: int) -> str:
         """Why the worker did not begin with what all begin with, in one line."""
@@ -120,6 +125,11 @@ class Adopting:
         self.book.pushed.add(worker)
         if not self.book.agrees(worker):
             raise ConfigError(self.book.disagreement(worker))
+
+    def tell(self, fact: Fact) -> None:
+        """The machine is told of this fact now."""
+        if isinstance(fact, WorkerJoined):
+            self.book.joins(fact.worker)
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended: what it was writing is void, and another one writes."""

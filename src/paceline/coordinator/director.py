@@ -106,10 +106,29 @@ class Director:
 
     def direct(self, order: Order, at: float) -> None:
         """Carry the order out at that moment, to its end."""
-        run_state, self.policy.moment = self._run_state, at
+        self._carry_out(order, at)
+        self._end(order)
+
+    def direct_first(self, orders: Sequence[Order], at: float) -> None:
+        """Carry out what follows from the beginning of training, to its end.
+
+        All workers are released before one of them is awaited, as in a run: each script has what training began with
+        before another one may change it for all.
+        """
+        for order in orders:
+            self._carry_out(order, at)
+        for order in orders:
+            self._end(order)
+
+    def _carry_out(self, order: Order, at: float) -> None:
+        self.policy.moment = at
         if isinstance(order, Release):  # in a run the release comes before that
-            run_state.adopting.book.shows(order.worker)
+            self._run_state.adopting.book.shows(order.worker)
         self._coordinator.carry_out(order)
+
+    def _end(self, order: Order) -> None:
+        """Wait until the order is carried out."""
+        run_state = self._run_state
         match order:
             case Release(worker=worker, step=step):
                 self._expect_area(run_state.members[worker], step)

@@ -131,7 +131,7 @@ class RunState:
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now: whatever depends on the order of the facts takes note of it."""
         follow = self.data, self.snapshots, self.edits, self.plateaus, self.versions, self.joining, self.agreeing
-        for part in (self.cluster, *follow):
+        for part in (self.cluster, *follow, self.adopting):
             part.tell(fact)
 
     def resume(self, state: SnapshotState, before: Before) -> None:

@@ -216,8 +216,11 @@ def _direct(
             _reenact(fact, workers)
         try:
             journal.record(fact, orders)
-            for order in orders:
-                workers.direct(order, fact.at)
+            if isinstance(fact, TrainingBegan):
+                workers.direct_first(orders, fact.at)
+            else:
+                for order in orders:
+                    workers.direct(order, fact.at)
         except (KeyError, ValueError, AssertionError) as error:  # these orders can't follow those before
             what = f"{fact} can't be followed by {list(orders)} here: the ledger is not as it was made"
             raise RunFailed(f"{what}; paceline check says where it was changed") from error
