@@ -6,17 +6,9 @@ import pytest
 import torch
 
 from support.launch import Launch
+from support.scripts import script
 
-SCRIPT = """
-import copy
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+SCRIPT = script("""
 torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -32,7 +24,7 @@ for epoch in range(3):
 model.load_state_dict(best)
 file = f"{sys.argv[1]}/{paceline.worker()}.pt"
 torch.save({"best": best, "state": model.state_dict(), "shown": dict(model.named_parameters())}, file)
-"""
+""")
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "all-reduce"])

@@ -15,15 +15,11 @@ import pytest
 
 from paceline.cli.main import main
 from support.launch import Launch
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
-import json, sys
-import torch
-from torch import nn
+SCRIPT = script("""
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
 
 torch.manual_seed(0)
 x = torch.tensor([[1.0, 0.0], [0.0, 10.0]])
@@ -52,7 +48,7 @@ for (row,) in loader:
 paceline.finish()
 if paceline.is_main():
     print("weights", [round(value, 3) for value in model.weight.flatten().tolist()])
-"""
+""")
 NORM, VALUE = json.dumps({"clip_grad_norm": 1.0}), json.dumps({"clip_grad_value": 1.5})
 OF_THE_MEAN = [0.995, 0.5]
 """What one process with both rows comes to: the mean gradient is [1, 100]."""

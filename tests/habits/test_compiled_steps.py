@@ -5,25 +5,16 @@ from __future__ import annotations
 import pytest
 
 from support.launch import Launch
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+SCRIPT = script("""
 torch.set_num_threads(1)
 x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 data = TensorDataset(x, x.sum(1, keepdim=True))
 
-
 def compiled(function):
     return torch.compile(function, backend="eager")
-
 
 def whole_step(model, optimizer):
     @compiled
@@ -35,7 +26,6 @@ def whole_step(model, optimizer):
         optimizer.step()
 
     return step
-
 
 def closure(model, optimizer):
     @compiled
@@ -50,7 +40,6 @@ def closure(model, optimizer):
 
     return step
 
-
 def only_the_optimizer_s(model, optimizer):
     optimizer_s = compiled(optimizer.step)
 
@@ -61,7 +50,6 @@ def only_the_optimizer_s(model, optimizer):
 
     return step
 
-
 def backward_first(model, optimizer):
     @compiled
     def step(inputs, wanted):
@@ -70,7 +58,6 @@ def backward_first(model, optimizer):
         optimizer.zero_grad()
 
     return step
-
 
 def train(make_step, prepared):
     torch.manual_seed(0)
@@ -85,12 +72,11 @@ def train(make_step, prepared):
             step(inputs, wanted)
     return [parameter.detach().clone() for parameter in model.parameters()]
 
-
 make_step = globals()[sys.argv[1]]
 order = (False, True) if sys.argv[2] == "alone_first" else (True, False)  # torch compiles once in a process
 one, other = (train(make_step, prepared) for prepared in order)
 print("apart by", max((left - right).abs().max().item() for left, right in zip(one, other)))
-"""
+""")
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,10 @@ from paceline.protocols import registry
 from support.events import TELL
 from support.launch import Launch
 from support.runs import ended
+from support.scripts import script
 from support.suites import each
 
-EXITS_EARLY = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
+EXITS_EARLY = script("""
 {tell}
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(4000, 4), torch.randn(4000, 2))
@@ -44,7 +41,7 @@ paceline.finish()
 test = DataLoader(data, batch_size=1000)
 print("tested", sum(len(x) for x, _ in test))
 torch.save(model.state_dict(), f"{folder}/exported-{{paceline.worker()}}.pt")
-"""
+""")
 EVERYDAY = {"bsp", "asp", "ripples"}
 ALL = each(registry(), default=EVERYDAY)
 

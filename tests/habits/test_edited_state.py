@@ -6,69 +6,53 @@ import pytest
 
 from support.launch import Launch
 from support.replays import broken_replay
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
+SCRIPT = script("""
 import collections
-import sys
-
-import torch
-from torch import nn
-
-import paceline
 
 torch.set_num_threads(1)
 STEPS = 9
-
 
 def build():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     return model, torch.optim.Adam(model.parameters(), lr=0.1)
 
-
 def cleared(model, optimizer):
     optimizer.state.clear()
 
-
 def assigned(model, optimizer):
     optimizer.state = collections.defaultdict(dict)
-
 
 def zeroed(model, optimizer):
     for state in optimizer.state.values():
         state["exp_avg"].zero_()
 
-
 def counted_anew(model, optimizer):
     for parameter in model.parameters():
         optimizer.state[parameter]["step"] = torch.tensor(0.0)
-
 
 def removed(model, optimizer):
     del optimizer.state[model[0].weight]
     optimizer.state.pop(model[2].bias)
 
-
 def loaded_back(model, optimizer):
     optimizer.load_state_dict(optimizer.state_dict())
-
 
 def scaled(model, optimizer):
     for state in optimizer.state.values():
         state["exp_avg"].mul_(0.5)
 
-
 def loaded(model, optimizer):
     optimizer.load_state_dict(kept)
-
 
 def in_one_worker(model, optimizer):
     if paceline.is_main():
         cleared(model, optimizer)
     else:
         zeroed(model, optimizer)
-
 
 def train(edit, model, optimizer):
     global kept
@@ -86,14 +70,13 @@ def train(edit, model, optimizer):
             kept = optimizer.state_dict()
     return seen, [parameter.detach().clone() for parameter in model.parameters()]
 
-
 edit = globals()[sys.argv[1]]
 alone_seen, alone = train(edit, *build())
 seen, trained = train(edit, *paceline.prepare(*build()))
 assert seen[::2] == alone_seen[::2], (seen, alone_seen)
 apart = [(one - other).abs().max().item() for one, other in zip([*alone_seen[1::2], *alone], [*seen[1::2], *trained])]
 print("apart by", max(apart))
-"""
+""")
 SAY = ("cleared", "assigned", "zeroed", "counted_anew", "removed", "loaded_back")
 STORES, OWN = ("bsp", "asp"), ("all-reduce", "ad-psgd", "ps-plus")
 

@@ -7,15 +7,9 @@ import torch
 
 from paceline.protocols import registry
 from support.launch import Launch
+from support.scripts import script
 
-SCRIPT = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-
+SCRIPT = script("""
 class Masked(nn.Module):
     def __init__(self):
         super().__init__()
@@ -27,7 +21,6 @@ class Masked(nn.Module):
 
     def forward(self, x):
         return self.last(torch.softmax(x[:, None, :] * self.flags + self.mask, -1).sum(1)[:, self.table])
-
 
 torch.manual_seed(0)
 model = Masked()
@@ -41,7 +34,7 @@ for _ in range(2):
         optimizer.step()
 paceline.finish()
 assert model.missing[0].isnan() and model.mask[0, 1] == float("-inf") and model.table.tolist() == [0, 1, 2, 3]
-"""
+""")
 
 
 @pytest.mark.parametrize("protocol", sorted(registry()))

@@ -25,16 +25,9 @@ from paceline.training.optim.gradients import Gradients
 from paceline.training.session import Session, never_iterated
 from paceline.training.training_context import TrainingContext
 from support.launch import Launch
-from support.scripts import training
+from support.scripts import script, training
 
-SCRIPT = """
-import sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+SCRIPT = script("""
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 mine = paceline.worker() if sys.argv[1] == "share" else 0
@@ -48,7 +41,7 @@ for (x,) in plain:
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
+""")
 NO_LOADER = (
     "paceline: no loader was given to prepare(): nothing is shared out, and each of the 2 workers makes all of the "
     "script's steps (a loop of 50 makes 100)\n"

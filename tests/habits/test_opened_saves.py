@@ -13,17 +13,9 @@ import torch
 from paceline.worker_process.file_functions import Opening, WorkerFiles
 from paceline.worker_process.touched import notes
 from support.launch import Launch
+from support.scripts import script
 
-SCRIPT = """
-import os, pickle, sys
-from pathlib import Path
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+SCRIPT = script("""
 me = paceline.worker()
 torch.manual_seed(0)
 model = nn.Linear(4, 2)
@@ -49,7 +41,7 @@ for number in range(4):
     assert torch.load(Path(path).with_suffix(".pth")) == {"worker": me}
     torch.save({"worker": me}, path + ".ckpt", _use_new_zipfile_serialization=False)
     assert torch.load(path + ".ckpt") == {"worker": me}
-"""
+""")
 
 
 def test_workers_that_save_a_model_to_a_file_that_they_open_each_read_their_own_back(

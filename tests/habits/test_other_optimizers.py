@@ -5,19 +5,10 @@ from __future__ import annotations
 import pytest
 
 from support.launch import Launch
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
-import copy
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-
+SCRIPT = script("""
 class Plain(torch.optim.Optimizer):
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.1})
@@ -28,7 +19,6 @@ class Plain(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.sub_(parameter.grad, alpha=group["lr"])
-
 
 torch.manual_seed(0)
 what = sys.argv[1]
@@ -41,10 +31,8 @@ teacher = copy.deepcopy(model)
 of_teacher = Plain(teacher.parameters())
 other = None
 
-
 def loss_of(model, inputs, wanted):
     return (model(inputs) - wanted).square().mean()
-
 
 for epoch in range(3):
     if epoch == 1 and what == "new":
@@ -85,7 +73,7 @@ if what == "by hand after":
             parameter.data.sub_(0.1 * parameter.grad)
 paceline.finish()
 print("has ended")
-"""
+""")
 LINES = {
     "new": 'steps another optimizer, Plain, over the parameter "weight"',
     "part": 'steps another optimizer, Plain, over the parameter "bias"',
@@ -123,13 +111,7 @@ def test_optimizers_of_copies_step_and_the_model_is_the_script_s_own_after_finis
     assert "has ended" in ended.out
 
 
-FOLDS = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+FOLDS = script("""
 data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
 for fold in range(3):
     model = nn.Linear(4, 1)
@@ -140,7 +122,7 @@ for fold in range(3):
         optimizer.step()
         optimizer.zero_grad()
     paceline.finish()
-"""
+""")
 
 
 @pytest.mark.parametrize("protocol", each(["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus"], default=["bsp"]))
@@ -152,15 +134,7 @@ def test_a_second_fold_in_one_process_is_refused_with_how_to_give_each_a_run(pro
     assert "one module" not in ended.err
 
 
-GROUPS = """
-import sys
-
-import torch
-from torch import nn
-
-import paceline
-
-
+GROUPS = script("""
 class Own(torch.optim.Optimizer):
     def __init__(self, parameters):
         super().__init__(parameters, {"rates": torch.tensor([0.1, 0.2])})
@@ -170,7 +144,6 @@ class Own(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.sub_(parameter.grad, alpha=group["rates"][0].item())
-
 
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
 rest = nn.Parameter(torch.zeros(1))
@@ -184,7 +157,7 @@ for step in range(3):
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
     exec(sys.argv[1])
-"""
+""")
 CHANGED = {
     "optimizer.param_groups[0]['params'].append(rest)": "changed which parameters",
     "optimizer.param_groups[0]['params'].pop()": "changed which parameters",

@@ -10,41 +10,29 @@ from paceline.cli.main import main
 from support.launch import Launch
 from support.replays import broken_replay
 from support.runs import Run
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
-import itertools
-import json
-import sys
+SCRIPT = script("""
 import threading
 from queue import Queue
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
-
-import paceline
 
 name, loaders = sys.argv[1], int(sys.argv[2])
 
-
 class Plain(DataLoader):
     pass
-
 
 class Changes(DataLoader):
     def __iter__(self):
         for (x,) in super().__iter__():
             yield (x + 0.25,)
 
-
 class Skips(DataLoader):
     def __iter__(self):
         for number, batch in enumerate(super().__iter__()):
             if number % 2 == 0:
                 yield batch
-
 
 class Merges(DataLoader):
     def __iter__(self):
@@ -58,13 +46,11 @@ class Merges(DataLoader):
         if before is not None:
             yield (before,)
 
-
 class Splits(DataLoader):
     def __iter__(self):
         for (x,) in super().__iter__():
             yield (x[:5],)
             yield (x[5:],)
-
 
 class Ahead(DataLoader):
     def __iter__(self):
@@ -73,7 +59,6 @@ class Ahead(DataLoader):
         while following is not None:
             batch, following = following, next(batches, None)
             yield batch
-
 
 class InThread(DataLoader):
     def __iter__(self):
@@ -87,18 +72,15 @@ class InThread(DataLoader):
         threading.Thread(target=fill, daemon=True).start()
         return iter(ready.get, None)
 
-
 class Twice(DataLoader):
     def __iter__(self):
         for _ in range(2):
             yield from super().__iter__()
 
-
 class Chained(DataLoader):
     def __iter__(self):
         while True:
             yield from super().__iter__()
-
 
 class Looking:
     def __init__(self, batches):
@@ -110,22 +92,18 @@ class Looking:
     def __next__(self):
         return next(self.batches)
 
-
 class OwnIterator(DataLoader):
     def _get_iterator(self):
         return Looking(super()._get_iterator())
-
 
 class TorchsIterator(DataLoader):
     def __iter__(self):
         return _SingleProcessDataLoaderIter(self)
 
-
 class Fetches(DataLoader):
     def __iter__(self):
         for ids in self.batch_sampler:
             yield self.collate_fn([self.dataset[one] for one in ids])
-
 
 class Counts(DataLoader):
     passes = 0
@@ -135,11 +113,9 @@ class Counts(DataLoader):
         for (x,) in super().__iter__():
             yield (x + 0.125 * self.passes,)
 
-
 class Method(DataLoader):
     def batches(self):
         yield from self
-
 
 class Slotted(DataLoader):
     __slots__ = ("factor", "passes")
@@ -159,7 +135,6 @@ class Slotted(DataLoader):
     def __del__(self):
         self.held.clear()
 
-
 class Caches(DataLoader):
     held = None
 
@@ -168,7 +143,6 @@ class Caches(DataLoader):
             self.held = list(super().__iter__())
         yield from self.held
 
-
 class Repeats:
     def __init__(self, sampler):
         self.sampler = sampler
@@ -176,7 +150,6 @@ class Repeats:
     def __iter__(self):
         while True:
             yield from iter(self.sampler)
-
 
 class Ready(DataLoader):
     def __init__(self, *args, **kwargs):
@@ -191,13 +164,11 @@ class Ready(DataLoader):
         for _ in range(len(self)):
             yield next(self.iterator)
 
-
 class Closes(DataLoader):
     def __iter__(self):
         batches = super().__iter__()
         for _ in range(len(self)):
             yield next(batches)
-
 
 class Endless(Ready):
     def __len__(self):
@@ -206,7 +177,6 @@ class Endless(Ready):
     def __iter__(self):
         while True:
             yield next(self.iterator)
-
 
 torch.manual_seed(0)
 data = TensorDataset(torch.arange(64.0).reshape(64, 1))
@@ -217,7 +187,6 @@ model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
 assert isinstance(loader, globals()[name]) and len(loader) == 8
 seen = []
 
-
 def train(batches):
     seen.append([])
     for (x,) in batches:
@@ -226,14 +195,13 @@ def train(batches):
         optimizer.zero_grad()
         seen[-1] += x.flatten().tolist()
 
-
 if name == "Chained":
     train(loader)
 else:
     for _ in range(2):
         train(loader.batches() if name == "Method" else loader)
 print(json.dumps(seen))
-"""
+""")
 
 ONCE = [float(one) for one in range(64)]
 LEASED = {
@@ -321,13 +289,8 @@ def test_a_class_may_fetch_ahead_in_a_thread(launch: Launch) -> None:
     assert (run.summary["samples"], run.summary["samples_missed"]) == (128, 0)
 
 
-SET = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, default_collate
-
-import paceline
-
+SET = script("""
+from torch.utils.data import default_collate
 
 class Data(Dataset):
     add = 0
@@ -338,10 +301,8 @@ class Data(Dataset):
     def __getitem__(self, one):
         return torch.ones(1) + self.add
 
-
 def doubled(items):
     return 2 * default_collate(items)
-
 
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -360,7 +321,7 @@ for epoch in range(3):
         optimizer.zero_grad()
     seen.append(x[0].item())
 print(seen)
-"""
+""")
 
 
 @pytest.mark.parametrize(
@@ -376,15 +337,7 @@ def test_what_is_set_between_loops_holds_from_the_next_one_on_unless_processes_p
     ) is persistent
 
 
-CYCLE = """
-import itertools
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+CYCLE = script("""
 torch.manual_seed(0)
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
@@ -395,7 +348,7 @@ for _, (x,) in zip(range(12), itertools.cycle(loader)):
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
+""")
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,10 @@ from paceline.cli.main import main
 from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import Run, replayed
+from support.scripts import script
 from support.suites import each
 
-PREPARED = """
-import sys
-import time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+PREPARED = script("""
 EPOCHS, worker = 6, paceline.worker()
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -54,7 +47,7 @@ paceline.finish()
 print("ends at", optimizer.param_groups[0]["lr"], plateau.best, plateau.num_bad_epochs, plateau.last_epoch)
 if "parameters" in sys.argv:
     print(*[number.hex() for p in model.parameters() for number in p.flatten().tolist()])
-"""
+""")
 State = tuple[float, float, int, int]
 
 
@@ -195,12 +188,7 @@ def test_one_worker_comes_to_the_bits_of_plain_pytorch(launch: Launch, tmp_path:
     assert alone.stdout in ended.out.replace("[worker 0] ", "")
 
 
-SCRIPT = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-
+SCRIPT = script("""
 model = nn.Linear(1, 1, bias=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 other = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1)], lr=1.0))
@@ -215,7 +203,7 @@ for epoch in range(3):
     other.step(1.0)
     STEPS
 paceline.finish()
-"""
+""")
 OWN_RATES = "Each worker's own optimizer steps with its own rate"
 SAID = {
     "bsp": "so worker 0's metric decides",

@@ -17,30 +17,21 @@ from paceline.training.data.orders import Orders
 from paceline.training.seeding import order_digest, plain_ids
 from support.launch import Launch
 from support.replays import broken_replay
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
-import sys
+SCRIPT = script("""
 from dataclasses import dataclass
-
 import numpy
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
-
-import paceline
-
 
 @dataclass(frozen=True)
 class Key:
     sample: int
     crop: slice
 
-
 class Opaque:
     def __init__(self, sample):
         self.sample = sample
-
 
 MAKE = {
     "str": str,
@@ -54,7 +45,6 @@ MAKE = {
 }
 kind = sys.argv[1]
 
-
 class Data:
     def __len__(self):
         return 32
@@ -63,14 +53,12 @@ class Data:
         assert type(key).__name__ == kind, key
         return torch.ones(1)
 
-
 class Sampler:
     def __len__(self):
         return 32
 
     def __iter__(self):
         return map(MAKE[kind], torch.randperm(32).tolist())
-
 
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -79,7 +67,7 @@ for x in loader:
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
+""")
 
 
 @pytest.mark.parametrize("kind", each(["tuple", "Key"], default=["Key"]))

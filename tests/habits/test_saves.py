@@ -11,17 +11,11 @@ import torch
 from paceline.worker_process.saves import Saves
 from paceline.worker_process.touched import Touched, notes
 from support.launch import Launch
+from support.scripts import script
 
-SCRIPT = """
-import json, os, shutil, sys
-from pathlib import Path
-
+SCRIPT = script("""
+import shutil
 import safetensors.torch
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
 
 ROUNDS = 6
 folder = sys.argv[1]
@@ -34,13 +28,11 @@ model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=ROU
 path = f"{folder}/state.pt"
 wrong = []
 
-
 def look(saved, number, what):
     "Whose it is, which round's, and whether all of it is of one save."
     whole = saved["ballast"].eq(saved["mark"]).all()
     if not (saved["worker"] == me == saved["mark"] // 1000 and saved["mark"] % 1000 == number and whole):
         wrong.append([what, number, int(saved["worker"]), int(saved["mark"])])
-
 
 for number in range(ROUNDS):
     for x, y in loader:
@@ -85,7 +77,7 @@ for _ in range(2):
         torch.save({"worker": me}, file)
 torch.save({"worker": me}, os.devnull)
 print("wrong", json.dumps(wrong))
-"""
+""")
 
 FILES = ["best.pt", "last.pt", "state.pt", "weights.safetensors"]
 
@@ -116,12 +108,7 @@ def test_four_workers_that_save_to_one_path_each_read_what_they_saved_and_worker
         assert sorted(file.name for file in own.iterdir()) == sorted(names)
 
 
-ALL = """
-import sys
-import torch
-from torch import nn
-import paceline
-
+ALL = script("""
 model = nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -129,7 +116,7 @@ model, optimizer = paceline.prepare(model, optimizer)
 model(torch.ones(1, 2)).sum().backward()
 optimizer.step()
 torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
-"""
+""")
 
 
 def test_with_saves_all_every_worker_writes_to_the_path_that_its_script_says(launch: Launch, tmp_path: Path) -> None:

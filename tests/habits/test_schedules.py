@@ -13,16 +13,10 @@ from paceline.cli.main import main
 from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import Run
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
-import sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+SCRIPT = script("""
 EPOCHS, ACCUMULATE = 3, int(sys.argv[1])
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -44,7 +38,7 @@ for epoch in paceline.epochs(EPOCHS):
             plan.step()
 paceline.finish()
 print("at", plan.last_epoch, "of", plan.total_steps)
-"""
+""")
 TESTED = ("bsp", "asp", "all-reduce", "ad-psgd")
 """Protocols of each kind; the others are tried by `make long`."""
 

@@ -17,6 +17,7 @@ from paceline.errors import ConfigError
 from support.launch import Launch
 from support.replays import broken_replay
 from support.runs import Run
+from support.scripts import script
 from support.suites import each
 
 MODEL = """
@@ -38,10 +39,7 @@ def made():
     return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
 """
 
-RUN = """
-import sys
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
+RUN = script("""
 torch.manual_seed(1)
 data = torch.randn(int(sys.argv[1]), 3)
 model, optimizer = made()
@@ -52,7 +50,7 @@ for epoch in range(2):
     for (x,) in loader:
         train(model, optimizer, x)
 paceline.finish()
-"""
+""")
 
 HABITS = {
     "adversarial": """
@@ -188,12 +186,7 @@ def test_each_batch_is_counted_once_and_a_replay_has_the_same_bits(habit: str, p
     assert broken_replay(run) == []
 
 
-ZEROED = """
-import sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
+ZEROED = script("""
 torch.set_num_threads(1)
 how = sys.argv[1]
 whole = nn.ModuleDict({"part": nn.Linear(1, 1, bias=False)})
@@ -222,7 +215,7 @@ for i, (x,) in enumerate(loader):
     optimizer.step()
     optimizer.zero_grad()
 paceline.finish()
-"""
+""")
 
 
 @pytest.mark.parametrize(
@@ -258,10 +251,7 @@ def test_a_gradient_that_is_zero_weighs_like_any_other(launch: Launch) -> None:
     assert run.final()["part.weight"].item() == pytest.approx(-((2 * 4 + 0) / 3 + (16 + 8) / 2 + (64 + 32) / 2 + 128))
 
 
-WITH_A_TARGET = """
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
+WITH_A_TARGET = script("""
 torch.manual_seed(1)
 data = torch.randn(64, 3)
 model, optimizer = made()
@@ -275,7 +265,7 @@ for epoch in range(6):
     for (x,) in loader:
         train(model, optimizer, x)
 paceline.finish()
-"""
+""")
 
 
 @pytest.mark.parametrize(
@@ -297,11 +287,9 @@ def test_adversarial_training_meets_its_target_in_mid_run(protocol: str, launch:
     assert main(["check", str(run.folder)]) == 0
 
 
-LEFT_OVER = """
-import sys, torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
+LEFT_OVER = script("""
+import torch
+
 torch.manual_seed(0)
 torch.set_num_threads(1)
 how, loaders = sys.argv[1], int(sys.argv[2])
@@ -327,7 +315,7 @@ for epoch in range(2):
             optimizer.step()
             optimizer.zero_grad()
 paceline.finish()
-"""
+""")
 
 
 @pytest.mark.parametrize("how", each(["before", "after"], long=("before",)))

@@ -10,19 +10,10 @@ from paceline.cli.main import main
 from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import killed_once_kept, replayed
-from support.scripts import functions_of
+from support.scripts import functions_of, script
 from support.suites import each
 
-TIED = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-
+TIED = script("""
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -35,17 +26,14 @@ class Net(nn.Module):
     def forward(self, x):
         return self.out(torch.roll(self.norm(self.embed(x)), 1, 1))
 
-
 def loss_of(model, x):
     return nn.functional.cross_entropy(model(x), (x + 1) % 11)
-
 
 def restored_loss(state):
     fresh = Net()
     fresh.tie()
     fresh.load_state_dict(state)
     return loss_of(fresh.eval(), x).item()
-
 
 torch.manual_seed(0)
 x = torch.randint(0, 11, (256,))
@@ -66,7 +54,7 @@ if __name__ == "__main__":
     del model.normalized
     torch.save(model.state_dict(), sys.argv[1] + "/whole.pt")
     paceline.finish()
-"""
+""")
 
 
 @pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp", "ad-psgd")))
@@ -80,23 +68,13 @@ def test_a_checkpoint_of_weights_tied_after_prepare_has_what_the_model_has(proto
     assert [(name, value.shape) for name, value in part.items()] == [("weight", (11, 6))]
 
 
-SCRIPTED = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+SCRIPTED = script("""
 draws = torch.Generator().manual_seed(1)
 x = torch.randn(64, 4, generator=draws)
-
 
 def build():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
-
 
 def train(model, prepare):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -112,10 +90,9 @@ def train(model, prepare):
         paceline.finish()
     return {name: value.clone() for name, value in model.state_dict().items()}
 
-
 if __name__ == "__main__":
     torch.save(train(torch.jit.script(build()), True), sys.argv[1])
-"""
+""")
 
 
 def test_a_scripted_model_is_trained_as_alone(launch: Launch) -> None:
@@ -128,26 +105,16 @@ def test_a_scripted_model_is_trained_as_alone(launch: Launch) -> None:
             torch.testing.assert_close(state[name], value)  # compiled code rounds in its own way
 
 
-PRUNED = """
-import sys
-import time
-
-import torch
-from torch import nn
+PRUNED = script("""
 from torch.nn.utils import prune
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
 
 torch.manual_seed(0)
 x = torch.randn(128, 8)
 y = x[:, :2].sum(1, keepdim=True)
 
-
 def evaluate(model):
     with torch.no_grad():
         return {"error": (model(x) - y).square().mean().item(), "zeros": (model[0].weight == 0).sum().item()}
-
 
 def train(removes, folder):
     torch.manual_seed(1)
@@ -169,10 +136,9 @@ def train(removes, folder):
     evaluate(model)
     torch.save(model.state_dict(), f"{folder}/{paceline.worker()}.pt")
 
-
 if __name__ == "__main__":
     train(len(sys.argv) > 2, sys.argv[1])
-"""
+""")
 
 
 @pytest.mark.parametrize("removes", each([False, True], default=[True]))
@@ -212,16 +178,7 @@ def test_a_run_that_goes_on_after_pruning_says_that_its_model_lacks_the_masks(la
     assert "was taken after the script had changed the model's structure once, and worker 0" in ended.err
 
 
-MOMENTUM = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-
+MOMENTUM = script("""
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()
@@ -235,7 +192,6 @@ class Pair(nn.Module):
                 k.data = k.data * 0.9 + q.data * 0.1 + x.mean() * 0.01
             key = self.k(x)
         return (self.q(x) - key - 1).square().mean()
-
 
 torch.manual_seed(0)
 model = Pair()
@@ -253,7 +209,7 @@ if paceline.is_main():
     torch.save(model.k.state_dict(), f"{sys.argv[1]}/own.pt")
 paceline.finish()
 torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
-"""
+""")
 
 
 @pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp",)))
@@ -312,15 +268,8 @@ def test_a_mask_removed_before_the_last_step_is_refused_with_the_advice_to_do_it
     assert "do this after the last step" in ended.err
 
 
-AFTER_ITS_LAST_STEP = """
-import sys
-
-import torch
-from torch import nn
+AFTER_ITS_LAST_STEP = script("""
 from torch.nn.utils import prune
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
@@ -337,7 +286,7 @@ for epoch in range(2):
         prune.l1_unstructured(model[0], "weight", 0.5)
 exec(sys.argv[2])
 torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
-"""
+""")
 
 
 @pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp",)))
@@ -365,19 +314,8 @@ def test_a_line_says_where_the_final_version_is_not_the_model_that_the_script_ha
             assert all(torch.equal(state[name], final[name]) for name in same)
 
 
-LOOKS = """
-import os
-import sys
-import time
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+LOOKS = script("""
 me = paceline.worker()
-
 
 class Counts(nn.Module):
     def __init__(self):
@@ -390,15 +328,12 @@ class Counts(nn.Module):
         self.seen += 1
         return self.inner(x)
 
-
 def made(what):
     open(f"{sys.argv[1]}/{what}", "a").close()
-
 
 def wait_for(what):
     while not os.path.exists(f"{sys.argv[1]}/{what}"):
         time.sleep(0.01)
-
 
 model = Counts()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -421,7 +356,7 @@ for epoch in range(3):
             model(next(iter(loader))[0])
         made("looked")
         wait_for("stepped")
-"""
+""")
 
 
 @pytest.mark.long

@@ -8,6 +8,23 @@ from typing import Any
 
 from support.events import TELL
 
+IMPORTS = """
+import copy, io, itertools, json, os, pickle, sys, time, traceback
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import paceline
+"""
+
+
+def script(text: str) -> str:
+    """A script with this text, after the imports that most of them have."""
+    return IMPORTS + text
+
+
 LOOP = """
 import os, signal, sys, time
 import torch

@@ -21,7 +21,7 @@ from paceline.training.tensor_bits import parameters_sha256
 from support.orders import epoch_order
 from support.rounding import apart
 from support.runs import Run, longer, run, side_by_side
-from support.scripts import functions_of
+from support.scripts import functions_of, script
 from support.suites import each
 
 SEED = 5
@@ -29,17 +29,8 @@ FLAGS = ("--threads", "1", "--seed", str(SEED), "--record", "0", "--tee", "none"
 
 # --- one worker is plain training -------------------------------------------------------------------
 
-RECIPES = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+RECIPES = script("""
 EPOCHS, STEPS = 3, 75  # 195 samples by 8: 25 batches, the last one of 3
-
 
 def build(recipe):
     torch.manual_seed(1)
@@ -57,7 +48,6 @@ def build(recipe):
     data = TensorDataset(torch.randn(195, 6, dtype=dtype), torch.randint(0, 3, (195,)))
     return model, optimizer, scheduler, DataLoader(data, batch_size=8, shuffle="shuffle" in recipe)
 
-
 if __name__ == "__main__":
     model, optimizer, scheduler, loader = build(sys.argv[1])
     model, optimizer, loader = paceline.prepare(model, optimizer, loader)
@@ -67,7 +57,7 @@ if __name__ == "__main__":
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
-"""
+""")
 
 RECIPES_OF = {
     "bsp": ("sgd", "adamw", "adam, dropout and shuffled"),
@@ -153,14 +143,8 @@ def test_one_worker_under_any_protocol_equals_plain_training_bit_for_bit(
 
 # --- what a model may be made of ---------------------------------------------------------------------
 
-ZOO = """
-import torch
-from torch import nn
-
-import paceline
-
+ZOO = script("""
 STEPS = 40
-
 
 class Tied(nn.Module):
     def __init__(self):
@@ -170,7 +154,6 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.output(self.embedding(x[:, 0].abs().long() % 7))
-
 
 def build():
     torch.manual_seed(2)
@@ -192,7 +175,6 @@ def build():
     groups = [{"params": slow, "lr": 0.003, "momentum": 0.5}, {"params": quick, "weight_decay": 0.01}]
     return model, torch.optim.SGD(groups, lr=0.02, momentum=0.9)
 
-
 def loss(model, step):
     x = torch.randn(8, 4) * 3
     parts = [model["slow"](x), model["frozen"](x), model["frozen_but_listed"](x) * model["scalar"][0]]
@@ -202,14 +184,13 @@ def loss(model, step):
     parts.append(model["image"](torch.randn(2, 4, 5, 5).to(memory_format=torch.channels_last)))
     return sum(part.square().mean() for part in parts)
 
-
 if __name__ == "__main__":
     model, optimizer = paceline.prepare(*build())
     for step in range(STEPS):
         optimizer.zero_grad()
         loss(model, step).backward()
         optimizer.step()
-"""
+""")
 
 Zoo = tuple[dict[str, Tensor], nn.Module, nn.Module, Run]
 
@@ -278,17 +259,8 @@ def test_the_summary_has_the_hash_of_the_named_parameters_in_order(zoo: Zoo) -> 
 
 # --- rounds of several workers ------------------------------------------------------------------------
 
-CONCATENATED = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+CONCATENATED = script("""
 EPOCHS, ROUNDS = 3, 60  # 626 samples by 8: 79 batches an epoch, the last one of 2: it ends inside a round
-
 
 def build(kind):
     torch.manual_seed(3)
@@ -298,7 +270,6 @@ def build(kind):
     data = TensorDataset(torch.randn(626, 6, dtype=dtype), torch.randint(0, 3, (626,)))
     return model, optimizer, DataLoader(data, batch_size=8, shuffle=True)
 
-
 if __name__ == "__main__":
     model, optimizer, loader = paceline.prepare(*build(sys.argv[1]))
     for epoch in range(EPOCHS):
@@ -306,7 +277,7 @@ if __name__ == "__main__":
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-"""
+""")
 
 
 def _assert_apart_by_rounding(final: dict[str, Tensor], expected: dict[str, Tensor], steps: int) -> None:
@@ -395,16 +366,8 @@ def _contributors(ended: Run) -> list[int]:
     return [count for (count,) in ended.rows("SELECT count(*) FROM applied_updates GROUP BY version ORDER BY version")]
 
 
-SAME_BITS = """
-import sys
-
+SAME_BITS = script("""
 import numpy
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-
-import paceline
-
 
 class Augmented(Dataset):
     def __len__(self):
@@ -413,7 +376,6 @@ class Augmented(Dataset):
     def __getitem__(self, one):
         x = torch.full((6,), one / 100) + 0.1 * torch.randn(6) + numpy.random.rand()
         return x, one % 3
-
 
 torch.manual_seed(4)
 model = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Dropout(0.4), nn.ReLU(), nn.Linear(32, 3))
@@ -425,7 +387,7 @@ for epoch in range(3):
         nn.functional.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
+""")
 
 UNEVEN = """
 [cluster]

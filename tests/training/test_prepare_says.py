@@ -151,3 +151,9 @@ def test_a_buffer_that_repeats_itself_is_refused_and_one_without_elements_has_no
     model.register_buffer("rows", torch.arange(3).expand(2, 3))
     with pytest.raises(ConfigError, match='elements of the buffer "rows" share memory'):
         prepare(model, optimizer)
+
+
+def test_lbfgs_which_asks_for_several_gradients_a_step_is_refused_in_one_line() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"^LBFGS evaluates its closure several times a step; use an optimizer that"):
+        prepare(model, torch.optim.LBFGS(model.parameters()))

@@ -271,6 +271,56 @@ def test_an_optimizer_of_the_user_s_own_class_works_with_its_attributes() -> Non
     assert ([part.optimizer.calls for part in store.parts], optimizer.calls) == ([1], 0)
 
 
+class Own(torch.optim.Optimizer):
+    """As users write them: it counts in an attribute and in its groups, and does something with each parameter."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "steps": 0})
+        self.taken = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.taken += 1
+        for group in self.param_groups:
+            group["steps"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.one(p, group["lr"] * min(1.0, self.taken / 4) / group["steps"])
+
+    def one(self, p: Any, lr: float) -> None:
+        if p.requires_grad:
+            p.data.sub_(lr * p.grad)
+
+
+class Replacing(Own):
+    def one(self, p: Any, lr: float) -> None:
+        p.data = p.data - lr * p.grad
+
+
+class Remembering(Own):
+    def one(self, p: Any, lr: float) -> None:
+        before = self.state[p].get("before", torch.zeros_like(p))
+        p.sub_(lr * (p.grad + 0.5 * before))
+        self.state[p]["before"] = p.grad
+
+
+@pytest.mark.parametrize("kind", [Own, Replacing, Remembering])
+def test_an_optimizer_that_a_user_has_written_steps_in_the_store_as_alone(kind: type[Own]) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = kind(model.parameters())
+    store = store_of(model, optimizer)
+    for step in range(6):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.param_groups[0]["lr"] *= 0.8  # beside what the optimizer changes
+        push(store, 0, [parameter.grad for parameter in model.parameters()])
+        store.set_scalars(scalars_of(optimizer))
+        store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)])
+        optimizer.step()
+    assert all(torch.equal(view, own) for view, own in zip(slots_of(store)[0], model.parameters(), strict=True))
+
+
 # --- a script whose optimizer is made for a GPU
 
 
