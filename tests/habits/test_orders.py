@@ -29,7 +29,6 @@ from support.suites import each
 HUGE = script("""
 from torch.utils.data import RandomSampler, Sampler
 from paceline.training.data import orders
-from support.scripts import script
 
 orders.BLOCK = int(sys.argv[2])  # so that a short run comes to several
 
