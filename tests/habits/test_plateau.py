@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 import torch
@@ -45,8 +42,6 @@ for epoch in paceline.epochs(EPOCHS):
         break
 paceline.finish()
 print("ends at", optimizer.param_groups[0]["lr"], plateau.best, plateau.num_bad_epochs, plateau.last_epoch)
-if "parameters" in sys.argv:
-    print(*[number.hex() for p in model.parameters() for number in p.flatten().tolist()])
 """)
 State = tuple[float, float, int, int]
 
@@ -165,27 +160,6 @@ def test_a_worker_that_comes_back_with_none_left_decides_on(launch: Launch) -> N
     ended = run(launch, "-p", "asp", "--scenario", str(file))
     assert ends(ended.out) == [plain(range(1, 7))]
     replayed(ended.folder).completed()
-
-
-@pytest.mark.parametrize("protocol", each(("bsp", "all-reduce"), default=()))
-def test_a_run_that_was_stopped_comes_to_the_bits_of_one_that_was_not(protocol: str, launch: Launch) -> None:
-    whole = run(launch, "-n", "2", "-p", protocol, args=("batches",))
-    stopped = run(launch, "-n", "2", "-p", protocol, "--max-steps", "61", "--checkpoint", "3", args=("batches",))
-    resumed = launch.resume(stopped.folder, "--max-steps", "1000").completed()
-    assert {name: one.tolist() for name, one in resumed.final().items()} == {
-        name: one.tolist() for name, one in whole.final().items()
-    }
-    assert ends(resumed.log(0))[-1] == ends(resumed.log(1))[-1] == ends(whole.out)[0]
-
-
-def test_one_worker_comes_to_the_bits_of_plain_pytorch(launch: Launch, tmp_path: Path) -> None:
-    (tmp_path / "alone.py").write_text(PREPARED)
-    command = [sys.executable, tmp_path / "alone.py", "parameters"]
-    alone = subprocess.run(command, capture_output=True, text=True)
-    assert alone.returncode == 0, alone.stderr
-    ended = run(launch, "-n", "1", "-p", "bsp", args=("parameters",))
-    assert ends(ended.out) == [plain(range(1, 7))]
-    assert alone.stdout in ended.out.replace("[worker 0] ", "")
 
 
 SCRIPT = script("""

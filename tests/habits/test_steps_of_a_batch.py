@@ -63,16 +63,6 @@ def train(model, optimizer, x):
     optimizer.step()
     optimizer.zero_grad()
 """,
-    "adversarial, by the model's zero_grad": """
-def train(model, optimizer, x):
-    x = x.clone().requires_grad_()
-    model(x).square().mean().backward()
-    moved = (x + 0.5 * x.grad.sign()).detach()
-    model.zero_grad()
-    model(moved).square().mean().backward()
-    optimizer.step()
-    model.zero_grad()
-""",
     "two steps of a batch": """
 def train(model, optimizer, x):
     optimizer.zero_grad()
@@ -121,36 +111,28 @@ def train(model, optimizer, x):
         parameter.grad = parameter.grad.detach()
     optimizer.step()
 """,
-    "an update by a closure": """
-def train(model, optimizer, x):
-    def closure():
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-    optimizer.step(closure)
-""",
 }
 
 ROUNDS = ("bsp", "all-reduce", "hsp:idle=none")
 BY_DEFAULT = {
     ("adversarial", "bsp", 2),
-    ("adversarial, by the model's zero_grad", "all-reduce", 2),
+    ("adversarial", "all-reduce", 2),
     ("gradients by hand", "all-reduce", 2),
     ("gradients of several tasks put together", "bsp", 4),
 }
 CASES = [(habit, protocol, workers) for habit in HABITS for protocol in ROUNDS for workers in (2, 4)]
 
 
-def alone(habit: str, samples: int) -> dict[str, Tensor]:
-    """The parameters after each of two whole batches, in one process."""
+def alone(habit: str, *batches: slice, samples: int) -> dict[str, Tensor]:
+    """The parameters after two epochs of these batches, in one process."""
     names: dict[str, Any] = {}
     exec(MODEL + HABITS[habit], names)
     torch.manual_seed(1)
     data = torch.randn(samples, 3)
     model, optimizer = names["made"]()
     for _ in range(2):
-        names["train"](model, optimizer, data)
+        for batch in batches:
+            names["train"](model, optimizer, data[batch])
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -166,7 +148,7 @@ def test_workers_make_the_step_of_the_whole_batch(habit: str, protocol: str, wor
     """Each worker has one batch of an epoch, and the last one has half as many samples."""
     samples = 4 * workers - 2
     run = train(launch, habit, protocol, workers, samples)
-    torch.testing.assert_close(run.final(), alone(habit, samples), rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(run.final(), alone(habit, slice(None), samples=samples), rtol=0.0, atol=1e-6)
     assert run.summary["samples"] == 2 * samples
     assert run.summary["samples_missed"] == 0
     assert main(["check", str(run.folder)]) == 0
@@ -249,42 +231,6 @@ def test_a_gradient_that_is_zero_weighs_like_any_other(launch: Launch) -> None:
     run = launch.run(script, "-n", "2", "--threads", "1", args=("not",)).completed()
     assert run.rows("SELECT count(*) FROM batches WHERE used = 'skipped'") == [(0,)]
     assert run.final()["part.weight"].item() == pytest.approx(-((2 * 4 + 0) / 3 + (16 + 8) / 2 + (64 + 32) / 2 + 128))
-
-
-WITH_A_TARGET = script("""
-torch.manual_seed(1)
-data = torch.randn(64, 3)
-model, optimizer = made()
-optimizer.param_groups[0]["lr"] = 0.1
-def evaluate(model):
-    with torch.no_grad():
-        return {"loss": model(data).square().mean().item()}
-loader = DataLoader(TensorDataset(data), batch_size=4)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=6, evaluate=evaluate)
-for epoch in range(6):
-    for (x,) in loader:
-        train(model, optimizer, x)
-paceline.finish()
-""")
-
-
-@pytest.mark.parametrize(
-    "protocol",
-    each(
-        ["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus", "sync-switch:switch_at=0.5"],
-        default={"bsp"},
-    ),
-)
-def test_adversarial_training_meets_its_target_in_mid_run(protocol: str, launch: Launch) -> None:
-    """Versions are recorded on the way, samples count, and sync-switch switches."""
-    script = MODEL + HABITS["adversarial"] + WITH_A_TARGET
-    flags = ("-n", "2", "-p", protocol, "--threads", "1", "--target", "loss<=0.01", "--record", "4")
-    run = launch.run(script, *flags).completed()
-    assert run.summary["samples"] + run.summary["samples_missed"] == 6 * 64
-    assert run.summary["samples_per_second"] > 0
-    assert run.summary["targets"]["loss<=0.01"]["samples"] < 6 * 64
-    assert len(run.summary["switches"]) == protocol.startswith("sync-switch")
-    assert main(["check", str(run.folder)]) == 0
 
 
 LEFT_OVER = script("""
@@ -391,18 +337,10 @@ def test_batches_that_the_script_fetches_ahead_are_all_used_and_weigh_what_they_
     how: str, protocol: str, launch: Launch
 ) -> None:
     """Each of two workers has two batches of an epoch, of 4 and 4 samples and of 4 and 2."""
-    habit = HABITS["two losses of one graph"]
+    habit = "two losses of one graph"
     flags = ("-n", "2", "-p", protocol, "--threads", "1")
-    run = launch.run(MODEL + habit + ahead_script(how), *flags, args=("14",)).completed()
-    names: dict[str, Any] = {}
-    exec(MODEL + habit, names)
-    torch.manual_seed(1)
-    data = torch.randn(14, 3)
-    model, optimizer = names["made"]()
-    for _ in range(2):
-        for whole in (data[:8], data[8:]):
-            names["train"](model, optimizer, whole)
-    expected = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    run = launch.run(MODEL + HABITS[habit] + ahead_script(how), *flags, args=("14",)).completed()
+    expected = alone(habit, slice(8), slice(8, None), samples=14)
     torch.testing.assert_close(run.final(), expected, rtol=0.0, atol=1e-6)
     assert (run.summary["samples"], run.summary["samples_missed"]) == (28, 0)
     assert main(["check", str(run.folder)]) == 0

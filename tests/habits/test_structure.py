@@ -68,43 +68,6 @@ def test_a_checkpoint_of_weights_tied_after_prepare_has_what_the_model_has(proto
     assert [(name, value.shape) for name, value in part.items()] == [("weight", (11, 6))]
 
 
-SCRIPTED = script("""
-draws = torch.Generator().manual_seed(1)
-x = torch.randn(64, 4, generator=draws)
-
-def build():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
-
-def train(model, prepare):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(TensorDataset(x), batch_size=8)
-    if prepare:
-        model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
-    for epoch in range(2):
-        for (a,) in loader:
-            (model(a) - a.sum(1, keepdim=True)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    if prepare:
-        paceline.finish()
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-if __name__ == "__main__":
-    torch.save(train(torch.jit.script(build()), True), sys.argv[1])
-""")
-
-
-def test_a_scripted_model_is_trained_as_alone(launch: Launch) -> None:
-    ended = launch.run(SCRIPTED, "-n", "1", "-p", "bsp", args=(str(launch.tmp_path / "got.pt"),)).completed()
-    twin = functions_of(SCRIPTED)
-    want = twin.train(twin.build(), False)
-    for state in (torch.load(launch.tmp_path / "got.pt", weights_only=True), ended.final()):
-        assert state.keys() == want.keys()
-        for name, value in want.items():
-            torch.testing.assert_close(state[name], value)  # compiled code rounds in its own way
-
-
 PRUNED = script("""
 from torch.nn.utils import prune
 
@@ -167,15 +130,6 @@ def test_a_model_pruned_on_the_way_comes_out_alike_everywhere(protocol: str, rem
     assert zeros[-1] == 64
     again = replayed(ended.folder).completed()
     assert "the same bits" in again.out
-
-
-def test_a_run_that_goes_on_after_pruning_says_that_its_model_lacks_the_masks(launch: Launch) -> None:
-    script = PRUNED.replace("epochs=4", "epochs=4000").replace("epochs(4)", "epochs(4000)")
-    running = launch.start(script, "-n", "1", "-p", "bsp", "--checkpoint", "1", args=(str(launch.tmp_path),))
-    killed = killed_once_kept(running, such=lambda state: state.get("edits", 0) > 0)
-    ended = launch.resume(killed.folder)
-    assert ended.code == 2
-    assert "was taken after the script had changed the model's structure once, and worker 0" in ended.err
 
 
 MOMENTUM = script("""
@@ -241,20 +195,6 @@ def test_a_run_that_is_killed_before_its_newest_version_was_known_not_to_be_the_
     ended = launch.resume(killed_once_kept(running).folder).completed()
     assert main(["check", str(ended.folder)]) == 0
     assert "the same" in replayed(ended.folder).completed().out
-
-
-DIFFERENT = PRUNED.replace(
-    "paceline.epochs(4):\n        if epoch == 2:", "paceline.epochs(4):\n        if epoch == 1 + paceline.worker():"
-).replace(
-    'prune.l1_unstructured(model[0], "weight", 0.5)',
-    'prune.l1_unstructured(model[2 * paceline.worker()], "weight", 0.5)',
-)
-
-
-def test_workers_that_change_different_parts_are_refused(launch: Launch) -> None:
-    ended = launch.run(DIFFERENT, "-n", "2", "-p", "asp", args=(str(launch.tmp_path),))
-    assert ended.code == 2
-    assert "change the model in the same way in every worker" in ended.err
 
 
 def test_a_mask_removed_before_the_last_step_is_refused_with_the_advice_to_do_it_after(launch: Launch) -> None:

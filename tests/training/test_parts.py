@@ -122,15 +122,6 @@ def test_a_commit_in_parts_is_the_optimizer_s_step_bit_for_bit(name: str, thread
         assert torch.equal(view, parameter), (number, (view - parameter).abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["SGD", "SGD, fused", "AdamW", "Adam, foreach"])
-def test_a_commit_of_bfloat16_in_parts_is_the_optimizer_s_step_bit_for_bit(name: str) -> None:
-    plain = model_of().bfloat16()
-    optimizer = MAKERS[name](groups_of(plain))
-    store = store_of(plain, optimizer)
-    slot = train(store, plain, optimizer, range(STEPS), 1)
-    assert all(torch.equal(view, own) for view, own in zip(store.places.slot(slot), plain, strict=True))
-
-
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_state_put_together_is_the_optimizer_s_own_and_training_goes_on_from_it(name: str) -> None:
     plain = model_of()

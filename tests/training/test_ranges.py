@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.core.shards import cut
 from paceline.errors import ConfigError
@@ -329,27 +329,6 @@ def test_the_first_that_is_no_number_is_found_after_a_range_was_taken_over(leavi
     assert found == NotFinite(store.names[first], 1)
 
 
-def test_checksums_stay_those_of_one_store_where_parameters_were_stepped_apart_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Their states look alike again by then, and what lies in memory is the same however it is summed."""
-    monkeypatch.setattr(parts_module, "CHUNK", 512)
-    one, shards = store_of("SGD"), shards_of("SGD", 2)
-
-    def committed(stores: list[Store], step: int, lacks: Sequence[int]) -> int:
-        area = stores[0].pushes[0]
-        for view in area.gradients:
-            view.fill_(step + 0.5)
-        area.present.fill_(1)
-        area.present[list(lacks)] = 0
-        return sum(store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)]).checksum for store in stores) % (1 << 64)
-
-    for step, lacks in enumerate([(), range(1, len(one.names), 2)]):
-        assert committed([one], step, lacks) == committed(shards, step, lacks)
-    take_over(shards, 1, 0)
-    assert committed([one], 2, ()) == committed(shards, 2, ())
-
-
 @pytest.mark.parametrize("name", ACROSS)
 def test_a_store_that_has_made_nothing_takes_over_all(name: str) -> None:
     one, places = store_of(name), Places.new(store_of(name).layout, SLOTS, WORKERS)
@@ -454,15 +433,3 @@ def test_what_was_kept_is_let_go_of_where_a_share_is_lacking(tmp_path: Path) -> 
         first.keep(keeping, 0, tmp_path / "store", lacking())
     assert not first._keepings
     assert not (tmp_path / "store").exists()
-
-
-def test_a_share_that_is_packed_and_unpacked_is_the_same() -> None:
-    shards = shards_of("AdamW", 2)
-    make("AdamW", shards, 0)
-    share = shards[1].share(shards[1].begin_keeping())
-    again = unpack_share(pack_share(share))
-    spans = [(span.number, span.in_parameter, span.count) for span, _ in share.state]
-    assert [(span.number, span.in_parameter, span.count) for span, _ in again.state] == spans
-    assert pack_share(again) == pack_share(share)
-    tensors: list[Tensor] = [values["exp_avg"] for _, values in again.state]
-    assert all(tensor.shape == (span[2],) or span[2] == 1 for tensor, span in zip(tensors, spans, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -180,42 +179,6 @@ def test_what_is_kept_is_as_of_its_version_whoever_comes_to_a_part_first(
     moving.keep(keeping, STEPS % SLOTS, tmp_path / "moving")
     assert (tmp_path / "moving").read_bytes() == (tmp_path / "still").read_bytes()
     assert not moving._keepings
-
-
-@pytest.mark.parametrize("order", sorted(set(product("cw", repeat=4)), key=str))
-def test_in_every_order_of_commit_and_copier_a_part_s_state_is_copied_once_and_before_it_is_stepped(
-    order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`c`: the commit comes to its next part. `w`: so does the thread that writes."""
-    store = store_of("SGD with momentum")
-    train(store, range(2))
-    parts = store.parts[:3]
-    expected = [part.state() for part in parts]
-    copies: Counter[int] = Counter()
-    plain = Chunk.state
-
-    def state(part: Chunk) -> Any:
-        copies[id(part)] += 1
-        return plain(part)
-
-    monkeypatch.setattr(Chunk, "state", state)
-    keeping = store.begin_keeping()
-    turns = {"c": iter(parts), "w": iter(parts)}
-    for one in order:
-        part = next(turns[one], None)
-        if part is None:
-            continue
-        keeping.take(part)
-        if one == "c":
-            for values in part.optimizer.state.values():
-                values["momentum_buffer"].add_(1.0)
-    found = [taken for taken, _ in zip(keeping.states(), parts, strict=False)]
-    assert [[share for _, share in state] for state in map(list, found)]
-    assert all(
-        same([values for _, values in one], [values for _, values in other])
-        for one, other in zip(found, expected, strict=True)
-    )
-    assert set(copies.values()) == {1}
 
 
 def test_a_commit_waits_only_for_the_part_that_is_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
