@@ -10,7 +10,7 @@ from paceline.cli.main import main
 from support.launch import Launch
 from support.replays import broken_replay
 from support.runs import Run
-from support.scripts import script
+from support.scripts import script, training
 from support.suites import each
 
 SCRIPT = script("""
@@ -206,8 +206,8 @@ def test_a_class_may_fetch_ahead_in_a_thread(launch: Launch) -> None:
     assert (run.summary["samples"], run.summary["samples_missed"]) == (128, 0)
 
 
-SET = script("""
-from torch.utils.data import default_collate
+DATA = """
+from torch.utils.data import Dataset, default_collate
 
 class Data(Dataset):
     add = 0
@@ -216,42 +216,37 @@ class Data(Dataset):
         return 64
 
     def __getitem__(self, one):
-        return torch.ones(1) + self.add
+        return torch.ones(4) + self.add, torch.ones(2)
 
 def doubled(items):
-    return 2 * default_collate(items)
+    return [2 * part for part in default_collate(items)]
 
-model = nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-loader = DataLoader(Data(), batch_size=8, num_workers={loaders}, persistent_workers={persistent})
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=3)
+loaders, persistent = int(sys.argv[1]), sys.argv[2] == "persistent"
+loader = DataLoader(Data(), batch_size=8, num_workers=loaders, persistent_workers=persistent)
 seen = []
-for epoch in range(3):
-    if epoch == 1:
-        loader.collate_fn = doubled
-        assert loader.collate_fn is doubled
-    if epoch == 2:
-        loader.dataset.add = 2
-    for x in loader:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    seen.append(x[0].item())
-print(seen)
-""")
+"""
+SETS = """
+seen.append(x[0, 0].item())
+if epoch == 0:
+    loader.collate_fn = doubled
+    assert loader.collate_fn is doubled
+if epoch == 1:
+    loader.dataset.add = 2
+"""
 
 
 @pytest.mark.parametrize(
-    ("loaders", "persistent", "expected"), each([(0, False, "[1.0, 2.0, 6.0]"), (1, True, "[1.0, 1.0, 1.0]")])
+    ("loaders", "persistent", "expected"), [("0", "anew", "[1.0, 2.0, 6.0]"), ("1", "persistent", "[1.0, 1.0, 1.0]")]
 )
 def test_what_is_set_between_loops_holds_from_the_next_one_on_unless_processes_persist(
-    loaders: int, persistent: bool, expected: str, launch: Launch
+    loaders: str, persistent: str, expected: str, launch: Launch
 ) -> None:
-    run = launch.run(SET.format(loaders=loaders, persistent=persistent), "-n", "2", "-p", "bsp").completed()
+    script = training(before=DATA, each_epoch=SETS, after="print(seen)", epochs=3)
+    run = launch.run(script, "-n", "2", "-p", "bsp", args=(loaders, persistent)).completed()
     assert [run.log(worker) for worker in range(2)] == [f"{expected}\n"] * 2
-    assert (
-        "has set the loader's collate_fn, which has no effect: with persistent_workers=True" in run.err
-    ) is persistent
+    assert ("has set the loader's collate_fn, which has no effect: with persistent_workers=True" in run.err) is (
+        persistent == "persistent"
+    )
 
 
 CYCLE = script("""

@@ -17,10 +17,10 @@ from paceline.training.data.orders import Orders
 from paceline.training.seeding import order_digest, plain_ids
 from support.launch import Launch
 from support.replays import broken_replay
-from support.scripts import script
+from support.scripts import training
 from support.suites import each
 
-SCRIPT = script("""
+BEFORE = """
 from dataclasses import dataclass
 import numpy
 
@@ -46,7 +46,7 @@ class Data:
 
     def __getitem__(self, key):
         assert type(key).__name__ == kind, key
-        return torch.ones(1)
+        return torch.ones(4), torch.ones(2)
 
 class Sampler:
     def __len__(self):
@@ -55,14 +55,9 @@ class Sampler:
     def __iter__(self):
         return map(MAKE[kind], torch.randperm(32).tolist())
 
-model = nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(Data(), batch_size=8, sampler=Sampler()))
-for x in loader:
-    model(x).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""")
+loader = DataLoader(Data(), batch_size=8, sampler=Sampler())
+"""
+SCRIPT = training(before=BEFORE, epochs=1)
 
 
 @pytest.mark.parametrize("kind", each(["tuple", "Key"], default=["Key"]))

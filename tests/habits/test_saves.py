@@ -15,20 +15,14 @@ from paceline.worker_process.file_functions import Opening, WorkerFiles
 from paceline.worker_process.saves import Saves
 from paceline.worker_process.touched import Touched, notes
 from support.launch import Launch
-from support.scripts import script
+from support.scripts import training
 
-SCRIPT = script("""
-import shutil
+LOOKS = """
+import json, shutil
+from pathlib import Path
 import safetensors.torch
-
-ROUNDS = 6
 folder = sys.argv[1]
-me = paceline.worker()
-torch.manual_seed(0)
-model = nn.Linear(4, 2)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-loader = DataLoader(TensorDataset(torch.randn(96, 4), torch.randn(96, 2)), batch_size=4, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=ROUNDS)
 path = f"{folder}/state.pt"
 wrong = []
 
@@ -38,11 +32,10 @@ def look(saved, number, what):
     if not (saved["worker"] == me == saved["mark"] // 1000 and saved["mark"] % 1000 == number and whole):
         wrong.append([what, number, int(saved["worker"]), int(saved["mark"])])
 
-for number in range(ROUNDS):
-    for x, y in loader:
-        optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
-        optimizer.step()
+"""
+"""What a worker has and does before it trains."""
+SAVES = """
+    number = epoch
     mark = 1000 * me + number
     ballast = torch.full((60_000,), mark)
     state = {"worker": me, "mark": mark, "ballast": ballast, "model": model.state_dict()}
@@ -70,6 +63,8 @@ for number in range(ROUNDS):
     tensors = {"ballast": ballast, "mark": torch.tensor(mark), "worker": torch.tensor(me)}
     safetensors.torch.save_file(tensors, f"{folder}/weights.safetensors")
     look(safetensors.torch.load_file(f"{folder}/weights.safetensors"), number, "safetensors")
+"""
+AFTER = """
 assert paceline.is_main() == (me == 0)
 try:
     torch.load(f"{folder}/nowhere.pt")
@@ -89,7 +84,7 @@ for _ in range(2):
         torch.save({"worker": me}, file)
 torch.save({"worker": me}, os.devnull)
 print("wrong", json.dumps(wrong))
-""")
+"""
 
 FILES = ["best.pt", "last.pt", "model.ckpt", "opened.pth", "state.pt", "weights.safetensors"]
 
@@ -101,7 +96,8 @@ def test_four_workers_that_save_to_one_path_each_read_what_they_saved_and_worker
     folder = tmp_path / "saved"
     folder.mkdir()
     torch.save({"given": 1}, folder / "given.pt")
-    ended = launch.run(SCRIPT, "-n", "4", "-p", protocol, "--threads", "1", args=(str(folder),)).completed()
+    script = training(before=LOOKS, each_epoch=SAVES, after=AFTER, epochs=6)
+    ended = launch.run(script, "-n", "4", "-p", protocol, "--threads", "1", args=(str(folder),)).completed()
     remark = f"paceline: worker 1 saves to '{folder}/opened-1', a file that the script opened itself"
     assert ended.err.count("a file that the script opened itself") == ended.err.count(remark) == 1
     for worker in range(4):
@@ -121,19 +117,9 @@ def test_four_workers_that_save_to_one_path_each_read_what_they_saved_and_worker
         assert sorted(file.name for file in own.iterdir()) == sorted(names)
 
 
-ALL = script("""
-model = nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-model, optimizer = paceline.prepare(model, optimizer)
-model(torch.ones(1, 2)).sum().backward()
-optimizer.step()
-torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
-""")
-
-
 def test_with_saves_all_every_worker_writes_to_the_path_that_its_script_says(launch: Launch, tmp_path: Path) -> None:
-    ended = launch.run(ALL, "-n", "2", "-p", "asp", "--saves", "all", args=(str(tmp_path),)).completed()
+    script = training(after="torch.save(model.state_dict(), f'{sys.argv[1]}/{me}.pt')")
+    ended = launch.run(script, "-n", "2", "-p", "asp", "--saves", "all", args=(str(tmp_path),)).completed()
     assert (tmp_path / "0.pt").exists()
     assert (tmp_path / "1.pt").exists()
     assert not (ended.folder / "worker-1").exists()
@@ -231,3 +217,32 @@ def test_open_stays_a_name_that_a_class_can_have(opening: Opening) -> None:
     with opens().open(__file__) as file:
         assert file.readline().startswith('"""')
     assert opening.__name__ == "open"
+
+
+# --- the best state, which is put back when training is over
+
+
+SCRIPT = training(
+    before="""
+    import copy
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    """,
+    each_epoch="if epoch == 0: best = copy.deepcopy(model.state_dict())",
+    after="""
+    model.load_state_dict(best)
+    shown = dict(model.named_parameters())
+    torch.save({"best": best, "state": model.state_dict(), "shown": shown}, f"{sys.argv[1]}/{me}.pt")
+    """,
+)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "all-reduce"])
+def test_the_state_of_a_model_that_was_given_its_best_values_back_is_these(protocol: str, launch: Launch) -> None:
+    folder = launch.tmp_path
+    launch.run(SCRIPT, "-n", "2", "-p", protocol, "--saves", "all", args=(str(folder),)).completed()
+    for worker in range(2):
+        saved = torch.load(folder / f"{worker}.pt")
+        assert saved["best"].keys() == saved["state"].keys()
+        assert all(torch.equal(value, saved["state"][name]) for name, value in saved["best"].items())
+        assert all(torch.equal(value, saved["state"][name]) for name, value in saved["shown"].items())

@@ -26,11 +26,7 @@ def test_a_handler_that_exits_leaves_a_snapshot_to_go_on_from(protocol: str, lau
     """It may come as the worker waits: a replica makes the step that was ordered all the same."""
     exits = "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))"
     script = training("if step == 3: tell('trains', me)\ntime.sleep(0.01)", before=exits, **ENDLESS)
-    process = launch.start(script, "-n", "2", "-p", protocol)
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    process.send_signal(signal.SIGTERM)
-    run = ended(process)
+    run = launch.signalled(signal.SIGTERM, script, "-p", protocol)
     assert run.code == 130
     assert "still run" not in run.err
     assert "can't be made" not in run.err
@@ -82,11 +78,8 @@ def test_what_a_script_registers_with_faulthandler_is_passed_on_too(launch: Laun
     stacks = open(f"{sys.argv[1]}/stacks-{me}", "w")
     faulthandler.register(signal.SIGUSR1, file=stacks)
     """
-    process = launch.start(training(inside, before=before), "-n", "2", "-p", "asp", args=(str(launch.tmp_path),))
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    process.send_signal(signal.SIGUSR1)
-    ended(process).completed()
+    script = training(inside, before=before)
+    launch.signalled(signal.SIGUSR1, script, "-p", "asp", args=(str(launch.tmp_path),)).completed()
 
 
 def test_a_signal_counts_as_handled_until_its_last_handler_is_gone(told: list[list[int]]) -> None:

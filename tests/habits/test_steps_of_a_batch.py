@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.cli.main import main
@@ -289,19 +286,6 @@ def test_a_line_says_so_if_gradients_are_in_no_step(how: str, why: str, launch: 
     assert f"batches that are in no step: they were {why}. Step after a worker's last batch of a loop: loader.last" in (
         run.err.replace("1 batch ", "1 batches ")
     )
-
-
-def test_alone_a_loader_knows_its_last_batch_too() -> None:
-    model = torch.nn.Linear(1, 1)
-    plain = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
-    _, _, loader = paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), plain)
-    assert loader is plain
-    assert not loader.last
-    for _ in range(2):
-        assert [(x.tolist(), loader.last) for (x,) in loader] == [([0, 1], False), ([2, 3], False), ([4], True)]
-    for copied in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
-        assert type(copied) is DataLoader
-        assert len(list(copied)) == 3
 
 
 AHEAD = """

@@ -4,69 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from paceline.cli.main import main
 from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import killed_once_kept, replayed
-from support.scripts import functions_of, script
+from support.scripts import script, training
 from support.suites import each
-
-TIED = script("""
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.out = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
-        self.norm = nn.BatchNorm1d(6)
-
-    def tie(self):
-        self.out.weight = self.embed.weight
-
-    def forward(self, x):
-        return self.out(torch.roll(self.norm(self.embed(x)), 1, 1))
-
-def loss_of(model, x):
-    return nn.functional.cross_entropy(model(x), (x + 1) % 11)
-
-def restored_loss(state):
-    fresh = Net()
-    fresh.tie()
-    fresh.load_state_dict(state)
-    return loss_of(fresh.eval(), x).item()
-
-torch.manual_seed(0)
-x = torch.randint(0, 11, (256,))
-if __name__ == "__main__":
-    model = Net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(TensorDataset(x), batch_size=8), epochs=4)
-    model.tie()
-    for epoch in range(4):
-        for (a,) in loader:
-            optimizer.zero_grad()
-            loss_of(model, a).backward()
-            optimizer.step()
-        if epoch == 2:
-            model.normalized, model.norm = model.norm, nn.Sequential(model.norm)
-    torch.save(model.embed.state_dict(), sys.argv[1] + "/embed.pt")
-    model.norm = model.normalized
-    del model.normalized
-    torch.save(model.state_dict(), sys.argv[1] + "/whole.pt")
-    paceline.finish()
-""")
-
-
-@pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp", "ad-psgd")))
-def test_a_checkpoint_of_weights_tied_after_prepare_has_what_the_model_has(protocol: str, launch: Launch) -> None:
-    launch.run(TIED, "-n", "2", "-p", protocol, args=(str(launch.tmp_path),)).completed()
-    state: dict[str, Tensor] = torch.load(launch.tmp_path / "whole.pt", weights_only=True)
-    assert torch.equal(state["out.weight"], state["embed.weight"])
-    assert state.keys() == functions_of(TIED).Net().state_dict().keys()
-    assert functions_of(TIED).restored_loss(state) < 0.3
-    part: dict[str, Tensor] = torch.load(launch.tmp_path / "embed.pt", weights_only=True)
-    assert [(name, value.shape) for name, value in part.items()] == [("weight", (11, 6))]
-
 
 PRUNED = script("""
 from torch.nn.utils import prune
@@ -208,25 +152,22 @@ def test_a_mask_removed_before_the_last_step_is_refused_with_the_advice_to_do_it
     assert "do this after the last step" in ended.err
 
 
-AFTER_ITS_LAST_STEP = script("""
-from torch.nn.utils import prune
-
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
-for epoch in range(2):
-    for (x,) in loader:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+AFTER_ITS_LAST_STEP = training(
+    before="""
+    from torch.nn.utils import prune
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    """,
+    each_epoch="""
     if epoch == 0:
         model.extra = nn.BatchNorm1d(2)
         prune.l1_unstructured(model[0], "weight", 0.5)
-exec(sys.argv[2])
-torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
-""")
+    """,
+    after="""
+    exec(sys.argv[2])
+    torch.save(model.state_dict(), f"{sys.argv[1]}/{me}.pt")
+    """,
+)
 
 
 @pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp",)))
@@ -304,3 +245,42 @@ def test_a_version_is_written_though_a_worker_has_only_looked_at_data_since_its_
     flags = "-n", "2", "-p", "asp", "--record", "1", "--saves", "all"
     run = launch.run(LOOKS, *flags, args=(str(launch.tmp_path),)).completed()
     assert run.summary["samples"] == 48
+
+
+# --- parameters that only lie in the model, and that no step moves, may be anything
+
+
+MASKED = """
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(4), requires_grad=False)
+        self.flags = nn.Parameter(torch.tensor([True, False, True, True]), requires_grad=False)
+        self.mask = nn.Parameter(torch.full((4, 4), float("-inf")).triu(1), requires_grad=False)
+        self.missing = nn.Parameter(torch.tensor([float("nan"), 1.0]), requires_grad=False)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(torch.softmax(x[:, None, :] * self.flags + self.mask, -1).sum(1)[:, self.table])
+
+model = Masked()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+"""
+AFTER = """
+paceline.finish()
+assert model.missing[0].isnan() and model.mask[0, 1] == float("-inf") and model.table.tolist() == [0, 1, 2, 3]
+"""
+
+
+@pytest.mark.parametrize("protocol", sorted(registry()))
+def test_frozen_whole_numbers_truth_values_nan_and_infinity_are_no_matter(protocol: str, launch: Launch) -> None:
+    ended = launch.run(
+        training(before=MASKED, after=AFTER, samples=96), "-n", "2", "-p", protocol, "--record", "2"
+    ).completed()
+    assert ended.summary["samples"] == 192
+    final = ended.final()
+    assert final["table"].tolist() == [0, 1, 2, 3]
+    assert final["flags"].tolist() == [True, False, True, True]
+    assert torch.equal(final["mask"], torch.full((4, 4), float("-inf")).triu(1))
+    assert torch.equal(final["missing"].isnan(), torch.tensor([True, False]))
+    assert all(distance == distance for (distance,) in ended.rows("SELECT distance FROM consensus"))

@@ -50,6 +50,7 @@ for epoch in range({epochs}):
         optimizer.step()
         optimizer.zero_grad()
         step += 1
+{each_epoch}
 {after}
 """
 
@@ -58,6 +59,7 @@ def training(
     inside: str = "",
     *,
     before: str = "",
+    each_epoch: str = "",
     after: str = "paceline.finish()",
     epochs: int = 2,
     samples: int = 64,
@@ -65,12 +67,14 @@ def training(
 ) -> str:
     """A script that trains a linear model. `inside` comes before each step, which is number `step` of worker `me`.
 
+    `each_epoch` comes at the end of an epoch.
     An epoch has `samples` / 4 batches. `tell` tells the test (`support.events`).
     """
     return LOOP.format(
         tell=TELL,
         before=dedent(before),
         inside=indent(dedent(inside), " " * 8),
+        each_epoch=indent(dedent(each_epoch), " " * 4),
         after=dedent(after),
         epochs=epochs,
         samples=samples,

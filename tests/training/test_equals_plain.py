@@ -131,6 +131,7 @@ def test_one_worker_under_any_protocol_equals_plain_training_bit_for_bit(
             torch.testing.assert_close(final[name], expected, rtol=0.0, atol=bound)
     else:
         _assert_same_bits(ended, model)
+    assert "Warning" not in ended.log(0), "the scheduler finds nothing to warn of"
     rates = [json.loads(text)[0] for (text,) in ended.rows("SELECT learning_rates FROM pushes ORDER BY step")]
     assert len(set(rates)) == twin.STEPS  # the scheduler's rate came with every push
 

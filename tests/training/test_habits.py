@@ -25,11 +25,9 @@ FLAGS = ("--threads", "1", "--seed", str(SEED), "--record", "0")
 PARTS = script("""
 HABITS = {}
 
-
 def habit(function):
     HABITS[function.__name__] = function
     return function
-
 
 class Part(nn.Module):
     def __init__(self):
@@ -48,11 +46,9 @@ LOOPS = (
     + """
 STEPS = 10
 
-
 def loss_of(part, step, first=True):
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
     return (part(x, first) - x[:, :3].cos()).square().mean()
-
 
 def build():
     torch.manual_seed(1)
@@ -62,7 +58,6 @@ def build():
     groups = [{"params": list(model[name].parameters())} for name in model]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
     return model, optimizer
-
 
 def train(model, optimizer):
     before_the_first_step(model)
@@ -75,7 +70,6 @@ def train(model, optimizer):
         optimizer.zero_grad()
     return seen
 
-
 def before_the_first_step(model):
     model["filled"].first.weight.data.fill_(0.25)
     with torch.no_grad():
@@ -83,7 +77,6 @@ def before_the_first_step(model):
         model["filled"].second.bias.copy_(torch.arange(3.0))
     values = model["loaded"].state_dict()
     model["loaded"].load_state_dict({name: value / 2 + 1 for name, value in values.items()})
-
 
 def one_step(part, optimizer, step=0, first=True, changed=lambda part: None):
     optimizer.zero_grad()
@@ -93,20 +86,16 @@ def one_step(part, optimizer, step=0, first=True, changed=lambda part: None):
     optimizer.step()
     return loss.item()
 
-
 def plain_loop(part, optimizer, **given):
     return [one_step(part, optimizer, step, **given) for step in range(STEPS)]
-
 
 @habit
 def filled(model, part, optimizer):
     return plain_loop(part, optimizer, first=False)  # so the first layer stays as it was filled
 
-
 @habit
 def loaded(model, part, optimizer):
     return plain_loop(part, optimizer)
-
 
 @habit
 def frozen_midway(model, part, optimizer):
@@ -116,13 +105,11 @@ def frozen_midway(model, part, optimizer):
         losses += plain_loop(part, optimizer)
     return losses
 
-
 @habit
 def thawed(model, part, optimizer):
     losses = plain_loop(part, optimizer)
     part.first.requires_grad_(True)
     return losses + plain_loop(part, optimizer)
-
 
 @habit
 def rate_set_by_hand(model, part, optimizer):
@@ -136,13 +123,11 @@ def rate_set_by_hand(model, part, optimizer):
         group["lr"], group["momentum"] = rate, 0.9
     return losses
 
-
 @habit
 def clipped_by_norm(model, part, optimizer):
     norms = []
     plain_loop(part, optimizer, changed=lambda _: norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
     return norms
-
 
 def zeroed_with(zero, part, optimizer):
     sizes = []
@@ -153,16 +138,13 @@ def zeroed_with(zero, part, optimizer):
         sizes.append([None if p.grad is None else p.grad.abs().sum() for p in part.parameters()])
     return sizes
 
-
 @habit
 def zeroed_to_none(model, part, optimizer):
     return zeroed_with(lambda: optimizer.zero_grad(set_to_none=True), part, optimizer)
 
-
 @habit
 def zeroed_in_place(model, part, optimizer):
     return zeroed_with(lambda: optimizer.zero_grad(set_to_none=False), part, optimizer)
-
 
 @habit
 def a_closure(model, part, optimizer):
@@ -177,7 +159,6 @@ def a_closure(model, part, optimizer):
         values.append(optimizer.step(closure).detach())
     return values
 
-
 @habit
 def averaged_model(model, part, optimizer):
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -190,7 +171,6 @@ def averaged_model(model, part, optimizer):
         of_part.update_parameters(part)
     return [of_part.state_dict(), of_all.module["averaged_model"].state_dict()]
 
-
 @habit
 def averaged_by_references(model, part, optimizer):
     references = [parameter.data for parameter in part.first.parameters()]
@@ -201,7 +181,6 @@ def averaged_by_references(model, part, optimizer):
         for average, reference in zip(averages, references):
             average.lerp_(reference, 0.1)
     return [averages, references]
-
 
 @habit
 def averages_swapped_in_to_evaluate(model, part, optimizer):
@@ -222,7 +201,6 @@ def averages_swapped_in_to_evaluate(model, part, optimizer):
                     parameter.data.copy_(own)
     return evaluated
 
-
 @habit
 def a_graph_kept_across_a_step(model, part, optimizer):
     loss = loss_of(part, 0)
@@ -233,7 +211,6 @@ def a_graph_kept_across_a_step(model, part, optimizer):
     except RuntimeError as error:
         return ["modified by an inplace operation" in str(error)]
     return ["no error"]
-
 
 @habit
 def saved_sub_module(model, part, optimizer):
@@ -251,7 +228,6 @@ def saved_sub_module(model, part, optimizer):
     of_whole = {name: whole[f"saved_sub_module.{name}"] for name in saved}
     return [saved, single, of_whole, present, plain_loop(part, optimizer)]
 
-
 if __name__ == "__main__":
     seen = train(*paceline.prepare(*build()))
     torch.save(seen, sys.argv[1])
@@ -263,10 +239,8 @@ if __name__ == "__main__":
 LOADED = (
     PARTS
     + """
-from torch.optim import lr_scheduler
 
 EPOCHS, BATCHES, SAMPLES = 2, 7, 26  # by 4: the last one of 2
-
 
 class Normed(nn.Module):
     def __init__(self):
@@ -276,10 +250,8 @@ class Normed(nn.Module):
     def forward(self, x):
         return self.norm(self.inner(x))
 
-
 def loss_of(part, x, y):
     return nn.functional.mse_loss(part(x), y)
-
 
 def build():
     torch.manual_seed(2)
@@ -287,55 +259,20 @@ def build():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     data = TensorDataset(torch.randn(SAMPLES, 4), torch.randn(SAMPLES, 3))
     loader = DataLoader(data, batch_size=4)
-    before = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=EPOCHS * len(loader))
-    return model, optimizer, loader, before
+    return model, optimizer, loader
 
-
-def train(model, optimizer, loader, before):
+def train(model, optimizer, loader):
     seen = {}
     for name, function in HABITS.items():
         try:
-            seen[name] = function(model, model[name], optimizer, loader, before)
+            seen[name] = function(model, model[name], optimizer, loader)
         except Exception:
             seen[name] = traceback.format_exc()
         optimizer.zero_grad()
-        for group in optimizer.param_groups:
-            group["lr"], group["betas"] = 0.02, (0.9, 0.999)
     return seen
 
-
-def scheduled(part, optimizer, loader, scheduler, by_batch=False, by_loss=False):
-    rates = []
-    for epoch in range(EPOCHS):
-        total = 0.0
-        for x, y in loader:
-            loss = loss_of(part, x, y)
-            total += loss.item()
-            loss.backward()
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            optimizer.zero_grad()
-            if by_batch:
-                scheduler.step()
-        if not by_batch:
-            scheduler.step(*[total] if by_loss else [])
-    state = scheduler.state_dict()
-    return [rates, scheduler.get_last_lr(), state["last_epoch"]]
-
-
 @habit
-def one_cycle(model, part, optimizer, loader, before):
-    return scheduled(part, optimizer, loader, before, by_batch=True)
-
-
-@habit
-def on_plateau(model, part, optimizer, loader, before):
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.2, patience=0, threshold=0.9)
-    return scheduled(part, optimizer, loader, scheduler, by_loss=True)
-
-
-@habit
-def accumulated(model, part, optimizer, loader, before):
+def accumulated(model, part, optimizer, loader):
     losses = []
     for epoch in range(EPOCHS):
         for x, y in loader:
@@ -347,9 +284,8 @@ def accumulated(model, part, optimizer, loader, before):
                 optimizer.zero_grad()
     return losses
 
-
 @habit
-def scaled(model, part, optimizer, loader, before):
+def scaled(model, part, optimizer, loader):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
     scales = []
     for epoch in range(EPOCHS):
@@ -367,9 +303,8 @@ def scaled(model, part, optimizer, loader, before):
             scales.append(scaler.get_scale())
     return scales
 
-
 @habit
-def batch_norm(model, part, optimizer, loader, before):
+def batch_norm(model, part, optimizer, loader):
     for epoch in range(EPOCHS):
         for x, y in loader:
             optimizer.zero_grad()
@@ -377,11 +312,8 @@ def batch_norm(model, part, optimizer, loader, before):
             optimizer.step()
     return [buffer.clone() for buffer in part.buffers()]
 
-
 if __name__ == "__main__":
-    model, optimizer, loader, before = build()
-    model, optimizer, loader = paceline.prepare(model, optimizer, loader)
-    torch.save(train(model, optimizer, loader, before), sys.argv[1])
+    torch.save(train(*paceline.prepare(*build())), sys.argv[1])
 """
 )
 
@@ -390,14 +322,12 @@ if __name__ == "__main__":
 CHECKPOINTS = script("""
 STEPS = 8
 
-
 def build(seed, rate=0.03):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": rate / 2}]
     optimizer = torch.optim.AdamW([*groups, {"params": model[1].parameters()}], lr=rate, amsgrad=True)
     return model, optimizer
-
 
 def train(model, optimizer, steps):
     for step in steps:
@@ -406,16 +336,13 @@ def train(model, optimizer, steps):
         (model(x) - x[:, :3].sin()).square().mean().backward()
         optimizer.step()
 
-
 def state_of(model, optimizer):
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-
 
 def resume(model, optimizer, state):
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     train(model, optimizer, range(STEPS, 2 * STEPS))
-
 
 if __name__ == "__main__":
     file, what = sys.argv[1:]
@@ -437,7 +364,6 @@ def build():
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
 
-
 def train(model, optimizer):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     scales = []
@@ -451,7 +377,6 @@ def train(model, optimizer):
         scales.append(scaler.get_scale())
     return scales
 
-
 if __name__ == "__main__":
     torch.save(train(*paceline.prepare(*build())), sys.argv[1])
 """)
@@ -463,7 +388,6 @@ from torch.utils.data import Sampler, WeightedRandomSampler, default_collate, ge
 
 EPOCHS, SAMPLES = 3, 30
 
-
 class Rows(Dataset):
     offset = None  # what worker_init_fn opens, connects to, or sets
 
@@ -473,7 +397,6 @@ class Rows(Dataset):
     def __getitem__(self, one):
         x = torch.full((4,), one / 10.0)
         return {"x": x + (0.0 if self.offset is None else self.offset), "one": one, "pid": os.getpid()}
-
 
 class Buckets(Sampler):  # batches of unequal sizes
     def __init__(self, sampler):
@@ -486,15 +409,12 @@ class Buckets(Sampler):  # batches of unequal sizes
         ids = sorted(self.sampler, key=lambda one: -(one % 7))
         return iter([ids[:2], ids[2:8], ids[8:9], ids[9:15], ids[15:20], ids[20:]])
 
-
 def collated(samples):
     return {**default_collate(samples), "sizes": [len(samples)]}
-
 
 def started(number):
     assert number == get_worker_info().id
     get_worker_info().dataset.offset = 0.5
-
 
 def build():
     torch.manual_seed(7)
@@ -510,7 +430,6 @@ def build():
     model = nn.Linear(4, 1)
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), loader
 
-
 def train(model, optimizer, loader):
     seen, pids = [], []
     for epoch in range(EPOCHS):
@@ -521,7 +440,6 @@ def train(model, optimizer, loader):
             model(batch["x"]).square().mean().backward()
             optimizer.step()
     return {"seen": seen, "pids": pids}
-
 
 if __name__ == "__main__":
     model, optimizer, loader = paceline.prepare(*build())
@@ -555,7 +473,6 @@ class Stream(IterableDataset):
     def __iter__(self):
         me = paceline.worker()
         return iter(torch.arange(100.0 * me, 100.0 * me + 10 + 4 * me))
-
 
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -753,13 +670,6 @@ def test_what_two_workers_alike_changed_before_the_first_step_is_adopted_and_buf
 
 
 # --- with a loader --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("habit", ["one_cycle", "on_plateau"])
-def test_a_scheduler_gives_the_rates_that_it_gives_in_plain_pytorch(habit: str, loaded: Twins) -> None:
-    rates, end, _ = loaded.same(habit)
-    assert len({*rates, *end}) > 1
-    assert "Warning" not in loaded.ended.log(0)
 
 
 def _uses(loaded: Twins, habit: str) -> list[tuple[int, str]]:

@@ -9,6 +9,8 @@ from functools import partial
 import pytest
 import torch
 
+from paceline.store.store import scalars_of
+from paceline.training.holders.stepping import with_scalars
 from support.orders import epoch_order
 from support.rounding import apart
 from support.runs import Run, run, side_by_side
@@ -30,7 +32,6 @@ class Mine(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     parameter.data = parameter.data - group["lr"] / self.steps**0.5 * parameter.grad
 
-
 def build(what):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)).double()
@@ -40,7 +41,6 @@ def build(what):
     optimizer = Mine(groups, lr=0.1) if what == "mine" else torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     data = TensorDataset(torch.randn(120, 5).double(), torch.randn(120, 2).double())
     return model, optimizer, DataLoader(data, batch_size=4, shuffle=True)
-
 
 def changed(what, model, optimizer):
     # between prepare and the first step
@@ -53,13 +53,11 @@ def changed(what, model, optimizer):
         for parameter in model.parameters():
             parameter.data.clamp_(-0.1, 0.1)
 
-
 def train(model, optimizer, x, y):
     nn.functional.mse_loss(model(x), y).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
-
 
 if __name__ == "__main__":
     what = sys.argv[1]
@@ -126,3 +124,44 @@ def test_the_optimizer_s_state_is_the_script_s_own_to_change_at_any_time(runs: R
 def test_what_all_changed_before_the_first_step_is_adopted(runs: Runs) -> None:
     ended = runs["clamped by two"].result().completed()
     assert ended.final()["0.unused"].tolist() == [0.1] * 3
+
+
+# --- steps with hyperparameters of another worker's
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in its groups, as some optimizers do."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+        return super().step(closure)
+
+
+def test_a_step_uses_another_worker_s_hyperparameters_and_the_script_keeps_its_own() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([parameter], lr=0.5, betas=(0.9, 0.99))
+    groups = optimizer.param_groups
+    before = scalars_of(optimizer)
+    theirs = [dict(before[0], lr=0.25, betas=[0.5, 0.99])]
+    with with_scalars(optimizer, theirs):
+        assert (groups[0]["lr"], groups[0]["betas"]) == (0.25, (0.5, 0.99))
+    assert scalars_of(optimizer) == before
+    assert groups[0]["betas"] == (0.9, 0.99)
+
+
+def test_a_rate_in_a_tensor_stays_that_tensor() -> None:
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    with with_scalars(optimizer, [{"lr": 0.25}]):
+        assert rate.item() == 0.25
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.5
+
+
+def test_what_the_step_itself_changes_stays() -> None:
+    optimizer = Counting([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    optimizer.param_groups[0]["steps"] = 3
+    with with_scalars(optimizer, [{"lr": 0.25, "steps": 5}]):
+        optimizer.step()
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["steps"]) == (0.5, 6)

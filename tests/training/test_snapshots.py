@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.store import chunks as parts_module
@@ -22,30 +22,9 @@ from paceline.store.snapshots import OfReplica, OfStore, OfWorker
 from paceline.store.store import Scalars, Store
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import load, packed, packs, save, unpacked
+from support.stores import SLOTS, WORKERS, Counting, same
 
-WORKERS, SLOTS = 2, 3
 STEPS = 6
-
-
-class Counting(torch.optim.Optimizer):
-    """Of the user's own: looks across a parameter, counts in an attribute and in its groups, keeps a list."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, {"lr": lr, "seen": 0})
-        self.steps = 0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        self.steps += 1
-        for group in self.param_groups:
-            group["seen"] += 1
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                norms = self.state[parameter].setdefault("norms", [torch.zeros(())])
-                norms[0] += parameter.grad.norm()
-                norms.append(norms[0].clone())
-                parameter -= group["lr"] / (self.steps * group["seen"]) * parameter.grad / norms[0]
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -126,20 +105,6 @@ def everything(store: Store, slot: int) -> dict[str, Any]:
         "buffers": store.buffers,
         "tensors": store.version(slot, [0, 1], "mean").saved,
     }
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two trees are equal in types and bits."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Tensor):
-        bits = one.dtype == other.dtype and one.stride() == other.stride()
-        return bits and torch.equal(one.contiguous(), other.contiguous())
-    if isinstance(one, dict):
-        return [*one] == [*other] and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 # --- a store goes on
