@@ -172,17 +172,6 @@ def averaged_model(model, part, optimizer):
     return [of_part.state_dict(), of_all.module["averaged_model"].state_dict()]
 
 @habit
-def averaged_by_references(model, part, optimizer):
-    references = [parameter.data for parameter in part.first.parameters()]
-    references += [parameter.detach() for parameter in part.second.parameters()]
-    averages = [reference.clone() for reference in references]
-    for step in range(STEPS):
-        one_step(part, optimizer, step)
-        for average, reference in zip(averages, references):
-            average.lerp_(reference, 0.1)
-    return [averages, references]
-
-@habit
 def averages_swapped_in_to_evaluate(model, part, optimizer):
     averages = [parameter.detach().clone() for parameter in part.parameters()]
     evaluated = []
@@ -200,17 +189,6 @@ def averages_swapped_in_to_evaluate(model, part, optimizer):
                 for own, parameter in zip(kept, part.parameters()):
                     parameter.data.copy_(own)
     return evaluated
-
-@habit
-def a_graph_kept_across_a_step(model, part, optimizer):
-    loss = loss_of(part, 0)
-    loss.backward(retain_graph=True)
-    optimizer.step()
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        return ["modified by an inplace operation" in str(error)]
-    return ["no error"]
 
 @habit
 def saved_sub_module(model, part, optimizer):
@@ -446,27 +424,8 @@ if __name__ == "__main__":
     torch.save(train(model, optimizer, loader) | {"pid": os.getpid(), "length": len(loader)}, sys.argv[1])
 """)
 
-# --- two workers ----------------------------------------------------------------------------------------
+# --- a stream -------------------------------------------------------------------------------------------
 
-PAIR = script("""
-STEPS = 12
-
-model = nn.ModuleDict({"norm": nn.BatchNorm1d(4), "filled": nn.Linear(4, 2), "kept": nn.Linear(2, 2)})
-model["norm"].register_buffer("flag", torch.tensor(True))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-model, optimizer = paceline.prepare(model, optimizer)
-model["filled"].weight.data.fill_(0.75)
-with torch.no_grad():
-    model["kept"].weight.copy_(torch.arange(4.0).view(2, 2))
-for step in range(STEPS):
-    for _ in range(1 + paceline.worker()):
-        y = model["norm"](torch.randn(8, 4))
-    (y.square().sum() / 10 + model["filled"].weight.sum()).backward()
-    buffers = {name: value.clone() for name, value in model["norm"].named_buffers()}
-    optimizer.step()
-    optimizer.zero_grad()
-torch.save(buffers, f"{sys.argv[1]}.{paceline.worker()}")
-""")
 
 STREAM = script("""
 class Stream(IterableDataset):
@@ -536,7 +495,6 @@ def runs(folder: Path) -> Iterator[Runs]:
     calls = {name: call(name, text) for name, text in ALONE.items()}
     calls["save"] = call("save", CHECKPOINTS, args=("save",))
     calls["resume"] = call("plain", CHECKPOINTS, args=("resume",))
-    calls["pair"] = call("pair", PAIR, "-n", "2", "-p", "bsp", "--saves", "all")
     calls["stream"] = call("stream", STREAM, "-n", "2", "-p", "asp", "--saves", "all")
     for name, (habit, _) in REFUSALS.items():
         calls[name] = call(name, REFUSED.replace("{habit}", habit))
@@ -617,7 +575,6 @@ HABITS = [
     "clipped_by_norm",
     "a_closure",
     "averaged_model",
-    "averaged_by_references",
     "averages_swapped_in_to_evaluate",
 ]
 
@@ -635,10 +592,6 @@ def test_gradients_that_are_zeroed_in_place_or_removed_are_as_in_plain_pytorch(l
     assert not torch.equal(*last)  # a gradient of zeros is none that is missing: momentum and decay go on
 
 
-def test_a_graph_kept_across_a_step_is_refused_by_autograd_as_in_plain_pytorch(loops: Twins) -> None:
-    assert loops.same("a_graph_kept_across_a_step") == [True]
-
-
 def test_a_sub_module_saved_in_mid_training_is_small_and_of_the_present_version(loops: Twins) -> None:
     saved, single, of_whole, present, _ = loops.same("saved_sub_module")
     _assert_same(saved, present, "saved")
@@ -653,20 +606,6 @@ def test_what_comes_too_late_after_the_first_step_is_refused_in_one_line_with_it
     assert "Traceback" not in ended.out + ended.err
     (line,) = [line for line in ended.err.splitlines() if line.startswith("paceline: ")]
     assert REFUSALS[what][1] in line
-
-
-def test_what_two_workers_alike_changed_before_the_first_step_is_adopted_and_buffers_are_averaged(
-    runs: Runs, folder: Path
-) -> None:
-    final = runs["pair"].result().completed().final()
-    assert torch.equal(final["filled.weight"], torch.full((2, 4), 0.75 - 12 * 0.125))
-    assert torch.equal(final["kept.weight"], torch.arange(4.0).view(2, 2))
-    one, two = (torch.load(folder / f"pair.{worker}") for worker in range(2))
-    assert (one["num_batches_tracked"], two["num_batches_tracked"]) == (12, 24)
-    assert final["norm.num_batches_tracked"] == 24
-    assert not torch.equal(one["running_var"], two["running_var"])
-    assert torch.equal(final["norm.running_var"], (one["running_var"] + two["running_var"]) / 2)
-    assert final["norm.flag"]
 
 
 # --- with a loader --------------------------------------------------------------------------------------
