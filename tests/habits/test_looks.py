@@ -66,8 +66,6 @@ def look(launch: Launch, looks: str, *flags: str, loaders: int = 0, size: int = 
 
 
 WHILE_ANOTHER_LOOKS = script("""
-import pathlib
-
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -76,8 +74,8 @@ loader = DataLoader(data, batch_size=8)
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
 
 def meet(name):
-    pathlib.Path(sys.argv[1], f"{name}-{paceline.worker()}").touch()
-    while not pathlib.Path(sys.argv[1], f"{name}-{1 - paceline.worker()}").exists():
+    Path(sys.argv[1], f"{name}-{paceline.worker()}").touch()
+    while not Path(sys.argv[1], f"{name}-{1 - paceline.worker()}").exists():
         time.sleep(0.01)
 
 for epoch in range(2):
@@ -90,8 +88,8 @@ for epoch in range(2):
             if paceline.worker() == 0:
                 for x, y in loader:
                     pass
-                pathlib.Path(sys.argv[1], "all").touch()
-            while not pathlib.Path(sys.argv[1], "all").exists():
+                Path(sys.argv[1], "all").touch()
+            while not Path(sys.argv[1], "all").exists():
                 time.sleep(0.01)
             if paceline.worker() == 1:
                 x, y = next(iter(loader))

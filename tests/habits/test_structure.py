@@ -23,28 +23,24 @@ def evaluate(model):
     with torch.no_grad():
         return {"error": (model(x) - y).square().mean().item(), "zeros": (model[0].weight == 0).sum().item()}
 
-def train(removes, folder):
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
-    model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=4, evaluate=evaluate)
-    for epoch in paceline.epochs(4):
-        if epoch == 2:
-            time.sleep(0.1 * paceline.worker())
-            prune.l1_unstructured(model[0], "weight", 0.5)
-        for a, b in loader:
-            (model(a) - b).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    if removes:
-        prune.remove(model[0], "weight")
-    paceline.finish()
-    evaluate(model)
-    torch.save(model.state_dict(), f"{folder}/{paceline.worker()}.pt")
-
-if __name__ == "__main__":
-    train(len(sys.argv) > 2, sys.argv[1])
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=4, evaluate=evaluate)
+for epoch in paceline.epochs(4):
+    if epoch == 2:
+        time.sleep(0.1 * paceline.worker())
+        prune.l1_unstructured(model[0], "weight", 0.5)
+    for a, b in loader:
+        (model(a) - b).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+if len(sys.argv) > 2:
+    prune.remove(model[0], "weight")
+paceline.finish()
+evaluate(model)
+torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
 """)
 
 
@@ -143,8 +139,8 @@ def test_a_run_that_is_killed_before_its_newest_version_was_known_not_to_be_the_
 
 def test_a_mask_removed_before_the_last_step_is_refused_with_the_advice_to_do_it_after(launch: Launch) -> None:
     script = PRUNED.replace(
-        "        for a, b in loader:",
-        '        if epoch == 3:\n            prune.remove(model[0], "weight")\n        for a, b in loader:',
+        "    for a, b in loader:",
+        '    if epoch == 3:\n        prune.remove(model[0], "weight")\n    for a, b in loader:',
     )
     ended = launch.run(script, "-n", "2", "-p", "bsp", args=(str(launch.tmp_path),))
     assert ended.code == 2
