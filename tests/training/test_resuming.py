@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import paceline
@@ -42,6 +42,7 @@ from paceline.training.data.orders import Orders
 from paceline.training.holders.choice import HolderKind
 from paceline.training.link import Offer, ResumedWorker, Started
 from paceline.training.seeding import seed_script
+from support.stores import same
 from support.suites import each
 
 SEED, EPOCHS, BATCHES = 3, 4, 5
@@ -308,16 +309,6 @@ class Script:
             found |= {"scheduler": scheduler.state_dict(), "each_step": each_step.state_dict()}
             found |= {"ema": copy.deepcopy(ema.state_dict())}
         return found
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 @pytest.fixture(autouse=True)
