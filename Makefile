@@ -41,8 +41,8 @@ test-runs: $(VENV)/installed
 # Only what comes out differently if sums are rounded in another way is run again.
 CAPABILITY ?= default
 THREADS ?= 1
-NUMERIC := tests/training/test_averages.py tests/training/test_equals_plain.py tests/training/test_optimizers.py \
-  tests/training/test_own_optimizers.py tests/training/test_own_step.py tests/habits/test_pickles.py \
+NUMERIC := tests/training/test_averages.py tests/training/test_equals_plain.py tests/training/test_own_step.py \
+  tests/training/test_parts.py tests/habits/test_pickles.py \
   tests/fabric/test_groups.py::test_everybody_has_the_mean_of_every_dtype_and_of_buffers \
   tests/fabric/test_groups.py::test_a_weighted_sum_goes_without_what_has_no_gradient \
   tests/runtime/test_old_ledgers.py::test_a_ledger_of_an_earlier_version_is_replayed_to_the_same_bits \

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tomllib
 from contextlib import closing
 from pathlib import Path
@@ -15,19 +13,15 @@ import pytest
 
 from paceline.cli.main import main
 from support.launch import Launch
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
-import json, sys
-import torch
-from torch import nn
+SCRIPT = script("""
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
 
 torch.manual_seed(0)
 x = torch.tensor([[1.0, 0.0], [0.0, 10.0]])
-model = nn.Linear(2, 1, bias=sys.argv[1] == "each")
+model = nn.Linear(2, 1, bias=False)
 with torch.no_grad():
     model.weight.fill_(1.0)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -40,9 +34,6 @@ for (row,) in loader:
     model(row).square().mean().backward()
     if own == "norm":
         clip_grad_norm_(model.parameters(), 1.0)
-    elif own == "each":
-        for number, parameter in enumerate(model.parameters()):
-            clip_grad_norm_(parameter, 1.0 + number)
     elif own == "value":
         clip_grad_value_(model.parameters(), 1.0)
     elif own == "asks":
@@ -52,8 +43,8 @@ for (row,) in loader:
 paceline.finish()
 if paceline.is_main():
     print("weights", [round(value, 3) for value in model.weight.flatten().tolist()])
-"""
-NORM, VALUE = json.dumps({"clip_grad_norm": 1.0}), json.dumps({"clip_grad_value": 1.5})
+""")
+NORM = json.dumps({"clip_grad_norm": 1.0})
 OF_THE_MEAN = [0.995, 0.5]
 """What one process with both rows comes to: the mean gradient is [1, 100]."""
 EACH = {
@@ -94,21 +85,6 @@ def test_what_is_clipped_is_the_mean_or_each_update_that_stands_alone_and_again_
     assert main(["replay", str(ended.folder)]) == 0, capfd.readouterr().err
 
 
-@pytest.mark.parametrize("protocol", each(("bsp", "all-reduce"), default=()))
-def test_elements_of_the_mean_are_clipped_by_value(protocol: str, launch: Launch) -> None:
-    ended = launch.run(SCRIPT, "-p", protocol, *FLAGS, args=("none", VALUE)).completed()
-    assert weights(ended.out) == [0.5, 0.25]
-
-
-@pytest.mark.parametrize(("own", "options"), [("none", NORM), ("norm", "{}")])
-def test_alone_the_option_does_what_the_scripts_own_clipping_does(own: str, options: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "train.py"), own, options]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert weights(ended.stdout) == [0.5, 0.5]
-    assert ended.stderr == ""
-
-
 @pytest.mark.parametrize(
     ("own", "option"),
     each([("norm", "clip_grad_norm=1.0"), ("value", "clip_grad_value=1.0")], default=[("norm", "clip_grad_norm=1.0")]),
@@ -121,22 +97,9 @@ def test_a_script_that_clips_by_itself_is_told_so_once(protocol: str, own: str, 
     assert ("right while each update stands alone" in said) == (protocol == "asp")
 
 
-@pytest.mark.long
-def test_a_script_that_clips_parameter_by_parameter_is_told_once_that_there_is_no_option(launch: Launch) -> None:
-    ended = launch.run(SCRIPT, "-p", "bsp", *FLAGS, args=("each", "{}")).completed()
-    said = " ".join(ended.err.split())
-    assert said.count("[.995, .500]") == said.count("prepare() can clip all gradients together") == 1
-
-
 @pytest.mark.parametrize("own", each(["asks", "none"], default=["asks"]))
 def test_nothing_is_said_where_nothing_is_clipped(own: str, launch: Launch) -> None:
     assert "clip" not in launch.run(SCRIPT, "-p", "bsp", *FLAGS, args=(own, "{}")).completed().err
-
-
-def test_one_worker_that_clips_by_itself_is_as_alone_and_nothing_is_said(launch: Launch) -> None:
-    ended = launch.run(SCRIPT, "-p", "bsp", "-n", "1", *FLAGS[2:], args=("norm", "{}")).completed()
-    assert weights(ended.out) == [0.5, 0.5]
-    assert "clip" not in ended.err
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -13,14 +12,10 @@ from paceline.cli.main import main
 from paceline.protocols import registry
 from support.events import TELL
 from support.launch import Launch
-from support.runs import ended
+from support.scripts import script
 from support.suites import each
 
-EXITS_EARLY = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
+EXITS_EARLY = script("""
 {tell}
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(4000, 4), torch.randn(4000, 2))
@@ -44,7 +39,7 @@ paceline.finish()
 test = DataLoader(data, batch_size=1000)
 print("tested", sum(len(x) for x, _ in test))
 torch.save(model.state_dict(), f"{folder}/exported-{{paceline.worker()}}.pt")
-"""
+""")
 EVERYDAY = {"bsp", "asp", "ripples"}
 ALL = each(registry(), default=EVERYDAY)
 
@@ -57,11 +52,8 @@ def training(launch: Launch) -> str:
 def test_a_script_that_catches_ctrl_c_tests_and_exports_what_it_has(
     protocol: str, launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process = launch.start(training(launch), "-n", "2", "-p", protocol, "--saves", "all", "--max-steps", "1000000")
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    os.killpg(process.pid, signal.SIGINT)
-    run = ended(process)
+    flags = ("-p", protocol, "--saves", "all", "--max-steps", "1000000")
+    run = launch.signalled(signal.SIGINT, training(launch), *flags, group=True)
     assert run.code == 130, run.err
     assert run.summary["outcome"] == "interrupted"
     assert "in time" not in run.err
@@ -78,11 +70,7 @@ def test_a_loop_without_a_loader_sees_ctrl_c_at_its_next_step(launch: Launch) ->
     script = (
         training(launch).replace("optimizer, loader = ", "optimizer = ").replace("optimizer, loader)", "optimizer)")
     )
-    process = launch.start(script.replace("in loader:", "in [data.tensors]:"), "-n", "2", "-p", "asp")
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    os.killpg(process.pid, signal.SIGINT)
-    run = ended(process)
+    run = launch.signalled(signal.SIGINT, script.replace("in loader:", "in [data.tensors]:"), "-p", "asp", group=True)
     assert run.code == 130, run.err
     assert "in time" not in run.err
     assert run.log(0) == run.log(1) == "exiting from training early\ntested 4000\n"
@@ -90,21 +78,13 @@ def test_a_loop_without_a_loader_sees_ctrl_c_at_its_next_step(launch: Launch) ->
 
 def test_a_script_that_lets_ctrl_c_through_ends_without_a_traceback(launch: Launch) -> None:
     script = training(launch).replace("except KeyboardInterrupt:\n    print", "finally:\n    print")
-    process = launch.start(script, "-n", "2", "-p", "asp")
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    os.killpg(process.pid, signal.SIGINT)
-    run = ended(process)
+    run = launch.signalled(signal.SIGINT, script, "-p", "asp", group=True)
     assert run.code == 130, run.err
     assert run.log(0) == run.log(1) == "exiting from training early\n"
 
 
 def test_sigterm_ends_a_script_where_it_is(launch: Launch) -> None:
-    process = launch.start(training(launch), "-n", "2", "-p", "asp")
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    process.terminate()
-    run = ended(process)
+    run = launch.signalled(signal.SIGTERM, training(launch), "-p", "asp")
     assert run.code == 130, run.err
     assert run.summary["outcome"] == "interrupted"
     assert run.log(0) == run.log(1) == ""

@@ -6,78 +6,27 @@ import pytest
 
 from support.launch import Launch
 from support.replays import broken_replay
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
+SCRIPT = script("""
 import collections
-import sys
-
-import torch
-from torch import nn
-
-import paceline
 
 torch.set_num_threads(1)
 STEPS = 9
-
 
 def build():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     return model, torch.optim.Adam(model.parameters(), lr=0.1)
 
-
-def cleared(model, optimizer):
-    optimizer.state.clear()
-
-
-def assigned(model, optimizer):
-    optimizer.state = collections.defaultdict(dict)
-
-
-def zeroed(model, optimizer):
-    for state in optimizer.state.values():
-        state["exp_avg"].zero_()
-
-
-def counted_anew(model, optimizer):
-    for parameter in model.parameters():
-        optimizer.state[parameter]["step"] = torch.tensor(0.0)
-
-
-def removed(model, optimizer):
-    del optimizer.state[model[0].weight]
-    optimizer.state.pop(model[2].bias)
-
-
-def loaded_back(model, optimizer):
-    optimizer.load_state_dict(optimizer.state_dict())
-
-
-def scaled(model, optimizer):
-    for state in optimizer.state.values():
-        state["exp_avg"].mul_(0.5)
-
-
-def loaded(model, optimizer):
-    optimizer.load_state_dict(kept)
-
-
-def in_one_worker(model, optimizer):
-    if paceline.is_main():
-        cleared(model, optimizer)
-    else:
-        zeroed(model, optimizer)
-
-
-def train(edit, model, optimizer):
-    global kept
+def train(model, optimizer):
     seen = []
     for step in range(STEPS):
         if step in (3, 6):
             seen.append(len(optimizer.state))
             seen.append(optimizer.state[model[0].weight]["exp_avg"].clone())
-            edit(model, optimizer)
+            exec(sys.argv[1])
         x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
         (model(x) - x[:, :2].sin()).square().mean().backward()
         optimizer.step()
@@ -86,15 +35,25 @@ def train(edit, model, optimizer):
             kept = optimizer.state_dict()
     return seen, [parameter.detach().clone() for parameter in model.parameters()]
 
-
-edit = globals()[sys.argv[1]]
-alone_seen, alone = train(edit, *build())
-seen, trained = train(edit, *paceline.prepare(*build()))
+alone_seen, alone = train(*build())
+seen, trained = train(*paceline.prepare(*build()))
 assert seen[::2] == alone_seen[::2], (seen, alone_seen)
 apart = [(one - other).abs().max().item() for one, other in zip([*alone_seen[1::2], *alone], [*seen[1::2], *trained])]
 print("apart by", max(apart))
-"""
-SAY = ("cleared", "assigned", "zeroed", "counted_anew", "removed", "loaded_back")
+""")
+ZEROED = "[state['exp_avg'].zero_() for state in optimizer.state.values()]"
+EDITS = {
+    "cleared": "optimizer.state.clear()",
+    "assigned": "optimizer.state = collections.defaultdict(dict)",
+    "zeroed": ZEROED,
+    "counted anew": "[state.update(step=torch.tensor(0.0)) for state in optimizer.state.values()]",
+    "removed": "optimizer.state.pop(model[2].bias)\ndel optimizer.state[model[0].weight]",
+    "loaded back": "optimizer.load_state_dict(optimizer.state_dict())",
+    "scaled": "[state['exp_avg'].mul_(0.5) for state in optimizer.state.values()]",
+    "loaded": "optimizer.load_state_dict(kept)",
+    "in one worker": f"optimizer.state.clear() if paceline.is_main() else {ZEROED}",
+}
+SAY = list(EDITS)[:6]
 STORES, OWN = ("bsp", "asp"), ("all-reduce", "ad-psgd", "ps-plus")
 
 
@@ -106,14 +65,14 @@ STORES, OWN = ("bsp", "asp"), ("all-reduce", "ad-psgd", "ps-plus")
     ),
 )
 def test_a_state_that_the_script_edits_trains_on_as_alone(protocol: str, edit: str, launch: Launch) -> None:
-    ended = launch.run(SCRIPT, "-n", "1", "-p", protocol, args=(edit,)).completed()
+    ended = launch.run(SCRIPT, "-n", "1", "-p", protocol, args=(EDITS[edit],)).completed()
     assert float(ended.out.split("apart by")[1].split()[0]) <= (1e-5 if protocol == "ps-plus" else 0.0)
 
 
 @pytest.mark.parametrize("edit", each(SAY, default=["zeroed"]))
 def test_two_workers_edits_are_one_and_the_replay_ends_on_the_same_bits(edit: str, launch: Launch) -> None:
     """Both compute the same gradients, whose mean is one worker's to the bit."""
-    ended = launch.run(SCRIPT, "-n", "2", "-p", "bsp", args=(edit,)).completed()
+    ended = launch.run(SCRIPT, "-n", "2", "-p", "bsp", args=(EDITS[edit],)).completed()
     assert [float(said.split()[0]) for said in ended.out.split("apart by")[1:]] == [0.0]
     assert not broken_replay(ended)
 
@@ -121,7 +80,7 @@ def test_two_workers_edits_are_one_and_the_replay_ends_on_the_same_bits(edit: st
 @pytest.mark.long
 @pytest.mark.parametrize("edit", SAY)
 def test_hosts_that_make_ranges_of_a_version_edit_their_own(edit: str, launch: Launch) -> None:
-    ended = launch.run(SCRIPT, "--emulate-hosts", "2", "-n", "1", "-p", "bsp", args=(edit,)).completed()
+    ended = launch.run(SCRIPT, "--emulate-hosts", "2", "-n", "1", "-p", "bsp", args=(EDITS[edit],)).completed()
     assert [float(said.split()[0]) for said in ended.out.split("apart by")[1:]] == [0.0]
 
 
@@ -129,7 +88,7 @@ def test_hosts_that_make_ranges_of_a_version_edit_their_own(edit: str, launch: L
 @pytest.mark.parametrize("protocol", ["asp", "ssp", "hsp", "ps-plus", "ad-psgd", "ripples"])
 def test_under_every_protocol_a_run_with_edits_is_replayed_to_the_same_bits(protocol: str, launch: Launch) -> None:
     script = SCRIPT.replace('print("apart by", max(apart))', "").replace("assert seen", "# ")
-    assert not broken_replay(launch.run(script, "-n", "3", "-p", protocol, args=("cleared",)).completed())
+    assert not broken_replay(launch.run(script, "-n", "3", "-p", protocol, args=(EDITS["cleared"],)).completed())
 
 
 @pytest.mark.parametrize(
@@ -137,7 +96,7 @@ def test_under_every_protocol_a_run_with_edits_is_replayed_to_the_same_bits(prot
     each([(protocol, edit) for protocol in STORES for edit in ("scaled", "loaded")], default=[("bsp", "loaded")]),
 )
 def test_what_other_workers_can_t_follow_is_refused_in_one_line(protocol: str, edit: str, launch: Launch) -> None:
-    ended = launch.run(SCRIPT, "-n", "1", "-p", protocol, args=(edit,))
+    ended = launch.run(SCRIPT, "-n", "1", "-p", protocol, args=(EDITS[edit],))
     assert ended.code == 2
     assert "changed the optimizer's state after the first step" in ended.err
     assert "Traceback" not in ended.out + ended.err
@@ -145,7 +104,7 @@ def test_what_other_workers_can_t_follow_is_refused_in_one_line(protocol: str, e
 
 @pytest.mark.parametrize("protocol", each(STORES, default=["asp"]))
 def test_workers_that_edit_the_state_in_two_ways_are_refused_in_one_line(protocol: str, launch: Launch) -> None:
-    ended = launch.run(SCRIPT, "-n", "2", "-p", protocol, args=("in_one_worker",))
+    ended = launch.run(SCRIPT, "-n", "2", "-p", protocol, args=(EDITS["in one worker"],))
     assert ended.code == 2
     assert "changed the optimizer's state in another way" in ended.err
     assert "Traceback" not in ended.out + ended.err

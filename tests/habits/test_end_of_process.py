@@ -119,11 +119,7 @@ def test_so_it_is_after_an_exception_which_is_shown_first_by_the_script_s_own_ho
 
 def test_so_it_is_after_ctrl_c(launch: Launch) -> None:
     script = training("if step == 3: tell('trains', me)", before=LEFT.format(end=""), after="", **ENDLESS)
-    process = launch.start(script, "-n", "2", "-p", "bsp", "--saves", "all", args=(str(launch.tmp_path),))
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    process.send_signal(signal.SIGINT)
-    run = ended(process)
+    run = launch.signalled(signal.SIGINT, script, "-p", "bsp", "--saves", "all", args=(str(launch.tmp_path),))
     assert run.code == 130
     for worker in range(2):
         assert_whole(launch.tmp_path / str(worker))

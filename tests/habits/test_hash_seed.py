@@ -71,31 +71,29 @@ def test_what_the_user_has_set_is_used_and_recorded(
     assert order(replayed(run.folder, fresh=True).completed(), 0) == order(run, 0)
 
 
-def test_a_host_that_joins_has_the_head_s(launch: Launch, unset: pytest.MonkeyPatch) -> None:
+def of_two_hosts(launch: Launch, unset: pytest.MonkeyPatch, seed: str, **other: Any) -> Run:
+    """A run of a head with that seed and another host, whose process begins so."""
     write(Token.drawn(), token := launch.tmp_path / "token")
     unset.setenv("PACELINE_TOKEN_FILE", str(token))
-    listens = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "1", "--seed", "3"
-    head = launch.start(ORDER, "-p", "asp", *listens, fresh=True)
+    listens = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "1", "--seed", seed
+    head = launch.start(ORDER, "-p", "asp", *listens, fresh="fresh" in other)
     found = re.search(r"paceline join (\S+)", said(head, "paceline join .*\n"))
     assert found is not None
-    other = launch.start_joining(found[1], "--name", "b", "-n", "1", fresh=True)
+    joiner = launch.start_joining(found[1], "--name", "b", "-n", "1", **other)
     run = ended(head).completed()
-    assert ended(other).code == 0
+    assert ended(joiner).code == 0
+    return run
+
+
+def test_a_host_that_joins_has_the_head_s(launch: Launch, unset: pytest.MonkeyPatch) -> None:
+    run = of_two_hosts(launch, unset, "3", fresh=True)
     assert "another order" not in run.err
     assert order(run, 0) == order(run, 1)
 
 
 def test_a_host_that_has_another_one_is_named(launch: Launch, unset: pytest.MonkeyPatch) -> None:
-    write(Token.drawn(), token := launch.tmp_path / "token")
-    unset.setenv("PACELINE_TOKEN_FILE", str(token))
-    listens = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "1"
-    head = launch.start(ORDER, "-p", "asp", *listens)
-    found = re.search(r"paceline join (\S+)", said(head, "paceline join .*\n"))
-    assert found is not None
     other = "from paceline.host import hash_seed; hash_seed.of_this_process = lambda: None"
-    joiner = launch.start_joining(found[1], "--name", "b", "-n", "1", first=other)
-    run = ended(head).completed()
-    assert ended(joiner).code == 0
+    run = of_two_hosts(launch, unset, "0", first=other)
     line = "host b may have sets in another order than the head, as its hash seed is unknown, and the head's is 0; set"
     assert run.err.count(line) == 1
 

@@ -15,17 +15,10 @@ from paceline.protocols import registry
 from paceline.records import violations
 from support.launch import Launch
 from support.runs import Run
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+SCRIPT = script("""
 looks, loaders, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
@@ -53,7 +46,7 @@ for _ in range(2):
         if looks == "inside" and number == 2:
             next(iter(loader))
             seen = sum(len(x) for x, y in loader)
-"""
+""")
 
 INSIDE = {"asp", "ripples", "all-reduce"}
 """Where two workers look from inside the loop."""
@@ -72,16 +65,7 @@ def look(launch: Launch, looks: str, *flags: str, loaders: int = 0, size: int = 
     return launch.run(SCRIPT, "--threads", "1", "--seed", "4", *flags, args=args).completed()
 
 
-WHILE_ANOTHER_LOOKS = """
-import pathlib
-import sys
-import time
-
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+WHILE_ANOTHER_LOOKS = script("""
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -89,12 +73,10 @@ data = TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
 loader = DataLoader(data, batch_size=8)
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
 
-
 def meet(name):
-    pathlib.Path(sys.argv[1], f"{name}-{paceline.worker()}").touch()
-    while not pathlib.Path(sys.argv[1], f"{name}-{1 - paceline.worker()}").exists():
+    Path(sys.argv[1], f"{name}-{paceline.worker()}").touch()
+    while not Path(sys.argv[1], f"{name}-{1 - paceline.worker()}").exists():
         time.sleep(0.01)
-
 
 for epoch in range(2):
     for number, (x, y) in enumerate(loader):
@@ -106,14 +88,14 @@ for epoch in range(2):
             if paceline.worker() == 0:
                 for x, y in loader:
                     pass
-                pathlib.Path(sys.argv[1], "all").touch()
-            while not pathlib.Path(sys.argv[1], "all").exists():
+                Path(sys.argv[1], "all").touch()
+            while not Path(sys.argv[1], "all").exists():
                 time.sleep(0.01)
             if paceline.worker() == 1:
                 x, y = next(iter(loader))
                 assert len(x) == 8
             meet("looked")
-"""
+""")
 
 
 @pytest.mark.parametrize("protocol", each(sorted(registry()), long=LONG))

@@ -6,7 +6,6 @@ import os
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,26 +14,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.coordinator.remarks import Remarks, epochs_over, unused
 from paceline.core.leases import Batch
-from paceline.ipc.endpoint import Message
 from paceline.training import prepare
-from paceline.training.data.batches import Batches, Stands
-from paceline.training.data.loader import PacedLoader, PacedStream
-from paceline.training.data.loop import EpochLoop, Loops
+from paceline.training.data.batches import Stands
+from paceline.training.data.loop import Loops
 from paceline.training.misuse import unjoined
 from paceline.training.optim.gradients import Gradients
-from paceline.training.session import Session, never_iterated
+from paceline.training.session import Session
 from paceline.training.training_context import TrainingContext
 from support.launch import Launch
-from support.scripts import training
+from support.scripts import script, training
 
-SCRIPT = """
-import sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+SCRIPT = script("""
 model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 mine = paceline.worker() if sys.argv[1] == "share" else 0
@@ -48,7 +38,7 @@ for (x,) in plain:
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
+""")
 NO_LOADER = (
     "paceline: no loader was given to prepare(): nothing is shared out, and each of the 2 workers makes all of the "
     "script's steps (a loop of 50 makes 100)\n"
@@ -118,32 +108,18 @@ def test_gradients_are_compared_where_they_tell_something() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "fetched", "line"),
+    ("steps", "fetched", "resumed", "line"),
     [
-        (True, 0, None),
-        (True, 64, None),  # samples were missed, and counted as such
-        (False, 0, "no step was made after paceline.prepare(); put that line before the training"),
-        (
-            False,
-            1536,
-            "1,536 samples were fetched, and optimizer.step() was never called on the prepared optimizer (SGD)",
-        ),
+        (True, 64, False, None),  # samples were missed, and counted as such
+        (False, 0, False, "no step was made after paceline.prepare(); put that line before the training"),
+        (False, 1536, False, "1,536 samples were fetched, and optimizer.step() was never called on the prepared"),
+        (False, 0, True, "no step was made: the run had used all batches of its epochs; ask for more"),
     ],
 )
-def test_a_run_without_a_step_says_so_at_its_end(steps: bool, fetched: int, line: str | None) -> None:
-    told = unused(SimpleNamespace(optimizer="SGD"), steps=steps, fetched=fetched, resumed=False)  # type: ignore[arg-type]
-    assert told is None if line is None else str(told).startswith(line)
-
-
-def test_a_resumed_run_with_nothing_left_to_do_says_so() -> None:
+def test_a_run_without_a_step_says_so_at_its_end(steps: bool, fetched: int, resumed: bool, line: str | None) -> None:
     offer: Any = SimpleNamespace(loads=True, optimizer="SGD")
-    told = str(unused(offer, steps=False, fetched=0, resumed=True))
-    assert told.startswith("no step was made: the run had used all batches of its epochs; ask for more")
-
-
-def test_where_nothing_is_shared_out_a_loader_that_is_not_iterated_goes_uncounted() -> None:
-    assert "every worker trains on all of the data; write" in never_iterated(2)
-    assert "its samples are not counted; write" in never_iterated(1)
+    told = unused(offer, steps=steps, fetched=fetched, resumed=resumed)
+    assert told is None if line is None else str(told).startswith(line)
 
 
 # --- how many loops there are
@@ -179,33 +155,6 @@ def test_another_number_of_epochs_than_was_said_before_is_told_of_once_as_its_lo
 
 
 # --- loops after the last epoch
-
-
-@pytest.mark.parametrize("kind", [PacedLoader, PacedStream])
-@pytest.mark.parametrize(("made", "here", "told"), [(1, True, 0), (2, True, 1), (2, False, 0)])
-def test_a_loop_after_the_last_epoch_has_the_run_told(kind: Any, made: int, here: bool, told: int) -> None:
-    """Not by a thread that fetches ahead: it knows no last step."""
-    calls: list[Message] = []
-    link = SimpleNamespace(seed=0, worker=0, say=calls.append)
-    session: Any = SimpleNamespace(
-        link=link,
-        here=here,
-        go=None,
-        joins=False,
-        loop=EpochLoop(-1, over=True),
-        loops=Loops(2, 1, None, list, calls.append),
-        steps=0,
-        batches=Batches(leased=True),
-        other_training=Mock(),
-        loop_begins=lambda: None,
-        come_by=lambda *_: None,
-        resuming=SimpleNamespace(at=None),
-        done_computing=lambda: None,
-    )
-    loader = kind(DataLoader(TensorDataset(torch.ones(4, 2))), session)
-    session.loops.trained = made
-    assert list(loader) == []
-    assert len(calls) == told
 
 
 OVER = "these epochs are over and this loop gets no batches"

@@ -23,26 +23,19 @@ from paceline.training.data.orders import Orders, in_blocks
 from paceline.training.seeding import order_digest, seed_epoch
 from support.launch import Launch
 from support.orders import epoch_order
+from support.scripts import script
 from support.suites import each
 
-HUGE = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, Sampler, TensorDataset
-
-import paceline
+HUGE = script("""
+from torch.utils.data import RandomSampler, Sampler
 from paceline.training.data import orders
 
 orders.BLOCK = int(sys.argv[2])  # so that a short run comes to several
-
 
 class Endless(Sampler):
     def __iter__(self):
         while True:
             yield int(torch.randint(64, ()))
-
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
@@ -55,7 +48,7 @@ for x, y in loader:
     optimizer.zero_grad()
     (model(x) - y).square().mean().backward()
     optimizer.step()
-"""
+""")
 
 
 LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default

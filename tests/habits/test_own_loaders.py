@@ -10,41 +10,15 @@ from paceline.cli.main import main
 from support.launch import Launch
 from support.replays import broken_replay
 from support.runs import Run
+from support.scripts import script, training
 from support.suites import each
 
-SCRIPT = """
-import itertools
-import json
-import sys
+SCRIPT = script("""
 import threading
 from queue import Queue
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-import paceline
-
 name, loaders = sys.argv[1], int(sys.argv[2])
-
-
-class Plain(DataLoader):
-    pass
-
-
-class Changes(DataLoader):
-    def __iter__(self):
-        for (x,) in super().__iter__():
-            yield (x + 0.25,)
-
-
-class Skips(DataLoader):
-    def __iter__(self):
-        for number, batch in enumerate(super().__iter__()):
-            if number % 2 == 0:
-                yield batch
-
 
 class Merges(DataLoader):
     def __iter__(self):
@@ -58,22 +32,11 @@ class Merges(DataLoader):
         if before is not None:
             yield (before,)
 
-
 class Splits(DataLoader):
     def __iter__(self):
         for (x,) in super().__iter__():
             yield (x[:5],)
             yield (x[5:],)
-
-
-class Ahead(DataLoader):
-    def __iter__(self):
-        batches = super().__iter__()
-        following = next(batches, None)
-        while following is not None:
-            batch, following = following, next(batches, None)
-            yield batch
-
 
 class InThread(DataLoader):
     def __iter__(self):
@@ -87,45 +50,24 @@ class InThread(DataLoader):
         threading.Thread(target=fill, daemon=True).start()
         return iter(ready.get, None)
 
-
 class Twice(DataLoader):
     def __iter__(self):
         for _ in range(2):
             yield from super().__iter__()
-
 
 class Chained(DataLoader):
     def __iter__(self):
         while True:
             yield from super().__iter__()
 
-
-class Looking:
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return next(self.batches)
-
-
-class OwnIterator(DataLoader):
-    def _get_iterator(self):
-        return Looking(super()._get_iterator())
-
-
 class TorchsIterator(DataLoader):
     def __iter__(self):
         return _SingleProcessDataLoaderIter(self)
-
 
 class Fetches(DataLoader):
     def __iter__(self):
         for ids in self.batch_sampler:
             yield self.collate_fn([self.dataset[one] for one in ids])
-
 
 class Counts(DataLoader):
     passes = 0
@@ -135,40 +77,6 @@ class Counts(DataLoader):
         for (x,) in super().__iter__():
             yield (x + 0.125 * self.passes,)
 
-
-class Method(DataLoader):
-    def batches(self):
-        yield from self
-
-
-class Slotted(DataLoader):
-    __slots__ = ("factor", "passes")
-
-    def __init__(self, *args, **kwargs):
-        self.factor = 2
-        self.passes = 0
-        self.held = [True]
-        super().__init__(*args, **kwargs)
-
-    def __iter__(self):
-        self.passes += 1
-        for (x,) in super().__iter__():
-            assert self.held and self.passes in (1, 2) and isinstance(self.dataset, TensorDataset)
-            yield (self.factor * x,)
-
-    def __del__(self):
-        self.held.clear()
-
-
-class Caches(DataLoader):
-    held = None
-
-    def __iter__(self):
-        if self.held is None:
-            self.held = list(super().__iter__())
-        yield from self.held
-
-
 class Repeats:
     def __init__(self, sampler):
         self.sampler = sampler
@@ -176,7 +84,6 @@ class Repeats:
     def __iter__(self):
         while True:
             yield from iter(self.sampler)
-
 
 class Ready(DataLoader):
     def __init__(self, *args, **kwargs):
@@ -191,14 +98,6 @@ class Ready(DataLoader):
         for _ in range(len(self)):
             yield next(self.iterator)
 
-
-class Closes(DataLoader):
-    def __iter__(self):
-        batches = super().__iter__()
-        for _ in range(len(self)):
-            yield next(batches)
-
-
 class Endless(Ready):
     def __len__(self):
         raise TypeError("no length")
@@ -206,7 +105,6 @@ class Endless(Ready):
     def __iter__(self):
         while True:
             yield next(self.iterator)
-
 
 torch.manual_seed(0)
 data = TensorDataset(torch.arange(64.0).reshape(64, 1))
@@ -217,7 +115,6 @@ model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
 assert isinstance(loader, globals()[name]) and len(loader) == 8
 seen = []
 
-
 def train(batches):
     seen.append([])
     for (x,) in batches:
@@ -226,27 +123,18 @@ def train(batches):
         optimizer.zero_grad()
         seen[-1] += x.flatten().tolist()
 
-
-if name == "Chained":
+for _ in range(1 if name == "Chained" else 2):
     train(loader)
-else:
-    for _ in range(2):
-        train(loader.batches() if name == "Method" else loader)
 print(json.dumps(seen))
-"""
+""")
 
 ONCE = [float(one) for one in range(64)]
 LEASED = {
-    "Plain": ONCE,
-    "Changes": [one + 0.25 for one in ONCE],
     "Merges": ONCE,
     "Splits": ONCE,
     "Twice": sorted(2 * ONCE),
-    "OwnIterator": ONCE,
     "TorchsIterator": ONCE,
     "Fetches": ONCE,
-    "Method": ONCE,
-    "Slotted": [2 * one for one in ONCE],
 }
 """By class: what the workers see in an epoch."""
 DEFAULT = {("Merges", "asp"), ("Twice", "bsp"), ("Fetches", "ad-psgd")}
@@ -279,15 +167,12 @@ def test_the_batches_of_a_class_that_iterates_in_its_own_way_are_leased(
     assert (run.summary["samples"], run.summary["samples_missed"]) == (256 if name == "Twice" else 128, 0)
 
 
-@pytest.mark.parametrize("name", each(["Ready", "Closes"], long=("Closes",)))
 @pytest.mark.parametrize("loaders", each([0, 2], long=(0,)))
 @pytest.mark.parametrize("protocol", each(["bsp", "asp", "ad-psgd"], default=("asp",)))
-def test_each_worker_uses_its_items_of_what_a_ready_iterator_gives(
-    name: str, loaders: int, protocol: str, launch: Launch
-) -> None:
-    run = trained(launch, name, "-p", protocol, loaders=loaders)
+def test_each_worker_uses_its_items_of_what_a_ready_iterator_gives(loaders: int, protocol: str, launch: Launch) -> None:
+    run = trained(launch, "Ready", "-p", protocol, loaders=loaders)
     assert [seen_in(run, loop) for loop in range(2)] == [ONCE] * 2
-    assert f"the loader's class {name} iterates in a way of its own" in run.err
+    assert "the loader's class Ready iterates in a way of its own" in run.err
     assert "each of the 2 workers loads all batches, and trains on one in 2" in run.err
 
 
@@ -321,13 +206,8 @@ def test_a_class_may_fetch_ahead_in_a_thread(launch: Launch) -> None:
     assert (run.summary["samples"], run.summary["samples_missed"]) == (128, 0)
 
 
-SET = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, default_collate
-
-import paceline
-
+DATA = """
+from torch.utils.data import Dataset, default_collate
 
 class Data(Dataset):
     add = 0
@@ -336,55 +216,40 @@ class Data(Dataset):
         return 64
 
     def __getitem__(self, one):
-        return torch.ones(1) + self.add
-
+        return torch.ones(4) + self.add, torch.ones(2)
 
 def doubled(items):
-    return 2 * default_collate(items)
+    return [2 * part for part in default_collate(items)]
 
-
-model = nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-loader = DataLoader(Data(), batch_size=8, num_workers={loaders}, persistent_workers={persistent})
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=3)
+loaders, persistent = int(sys.argv[1]), sys.argv[2] == "persistent"
+loader = DataLoader(Data(), batch_size=8, num_workers=loaders, persistent_workers=persistent)
 seen = []
-for epoch in range(3):
-    if epoch == 1:
-        loader.collate_fn = doubled
-        assert loader.collate_fn is doubled
-    if epoch == 2:
-        loader.dataset.add = 2
-    for x in loader:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    seen.append(x[0].item())
-print(seen)
+"""
+SETS = """
+seen.append(x[0, 0].item())
+if epoch == 0:
+    loader.collate_fn = doubled
+    assert loader.collate_fn is doubled
+if epoch == 1:
+    loader.dataset.add = 2
 """
 
 
 @pytest.mark.parametrize(
-    ("loaders", "persistent", "expected"), each([(0, False, "[1.0, 2.0, 6.0]"), (1, True, "[1.0, 1.0, 1.0]")])
+    ("loaders", "persistent", "expected"), [("0", "anew", "[1.0, 2.0, 6.0]"), ("1", "persistent", "[1.0, 1.0, 1.0]")]
 )
 def test_what_is_set_between_loops_holds_from_the_next_one_on_unless_processes_persist(
-    loaders: int, persistent: bool, expected: str, launch: Launch
+    loaders: str, persistent: str, expected: str, launch: Launch
 ) -> None:
-    run = launch.run(SET.format(loaders=loaders, persistent=persistent), "-n", "2", "-p", "bsp").completed()
+    script = training(before=DATA, each_epoch=SETS, after="print(seen)", epochs=3)
+    run = launch.run(script, "-n", "2", "-p", "bsp", args=(loaders, persistent)).completed()
     assert [run.log(worker) for worker in range(2)] == [f"{expected}\n"] * 2
-    assert (
-        "has set the loader's collate_fn, which has no effect: with persistent_workers=True" in run.err
-    ) is persistent
+    assert ("has set the loader's collate_fn, which has no effect: with persistent_workers=True" in run.err) is (
+        persistent == "persistent"
+    )
 
 
-CYCLE = """
-import itertools
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+CYCLE = script("""
 torch.manual_seed(0)
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
@@ -395,7 +260,7 @@ for _, (x,) in zip(range(12), itertools.cycle(loader)):
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
+""")
 
 
 @pytest.mark.parametrize(

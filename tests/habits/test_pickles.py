@@ -18,7 +18,6 @@ from torch import nn
 
 torch.set_default_dtype(torch.float64)
 
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -26,7 +25,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.second(torch.tanh(self.first(self.norm(x))))
-
 
 class Halving(torch.optim.SGD):
     \"\"\"Of the script's own class, with an attribute of its own.\"\"\"
@@ -38,10 +36,8 @@ class Halving(torch.optim.SGD):
     def __getstate__(self):
         return self.__dict__.copy()
 
-
 def shown(model):
     return {name: value.detach().clone() for name, value in [*model.named_parameters(), *model.named_buffers()]}
-
 
 def step(model, optimizer, seed):
     x, y = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)), torch.ones(4, 2)
@@ -109,13 +105,11 @@ class Nothing:
 
 sys.meta_path.insert(0, Nothing())
 
-
 def same(one, other, exactly=True):
     assert one.keys() == other.keys()
     for name, value in one.items():
         bound = 0.0 if exactly else BOUND
         assert torch.allclose(value, other[name], rtol=0.0, atol=bound), name
-
 
 for folder in sys.argv[1:]:
     print(folder, file=sys.stderr)

@@ -17,43 +17,28 @@ from paceline.training.data.orders import Orders
 from paceline.training.seeding import order_digest, plain_ids
 from support.launch import Launch
 from support.replays import broken_replay
+from support.scripts import training
 from support.suites import each
 
-SCRIPT = """
-import sys
+BEFORE = """
 from dataclasses import dataclass
-
 import numpy
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
-
-import paceline
-
 
 @dataclass(frozen=True)
 class Key:
     sample: int
     crop: slice
 
-
 class Opaque:
     def __init__(self, sample):
         self.sample = sample
 
-
 MAKE = {
-    "str": str,
     "tuple": lambda one: (one, numpy.int64(3), None),
-    "slice": lambda one: slice(one, one + 1),
     "Key": lambda one: Key(one, slice(0, 3)),
-    "int64": numpy.int64,
-    "Tensor": torch.tensor,
-    "dict": lambda one: {"sample": one},
     "Opaque": Opaque,
 }
 kind = sys.argv[1]
-
 
 class Data:
     def __len__(self):
@@ -61,8 +46,7 @@ class Data:
 
     def __getitem__(self, key):
         assert type(key).__name__ == kind, key
-        return torch.ones(1)
-
+        return torch.ones(4), torch.ones(2)
 
 class Sampler:
     def __len__(self):
@@ -71,15 +55,9 @@ class Sampler:
     def __iter__(self):
         return map(MAKE[kind], torch.randperm(32).tolist())
 
-
-model = nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(Data(), batch_size=8, sampler=Sampler()))
-for x in loader:
-    model(x).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+loader = DataLoader(Data(), batch_size=8, sampler=Sampler())
 """
+SCRIPT = training(before=BEFORE, epochs=1)
 
 
 @pytest.mark.parametrize("kind", each(["tuple", "Key"], default=["Key"]))

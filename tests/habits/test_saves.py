@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from paceline.worker_process.file_functions import Opening, WorkerFiles
 from paceline.worker_process.saves import Saves
 from paceline.worker_process.touched import Touched, notes
 from support.launch import Launch
+from support.scripts import training
 
-SCRIPT = """
-import json, os, shutil, sys
+LOOKS = """
+import json, shutil
 from pathlib import Path
-
 import safetensors.torch
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-ROUNDS = 6
 folder = sys.argv[1]
-me = paceline.worker()
-torch.manual_seed(0)
-model = nn.Linear(4, 2)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-loader = DataLoader(TensorDataset(torch.randn(96, 4), torch.randn(96, 2)), batch_size=4, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=ROUNDS)
 path = f"{folder}/state.pt"
 wrong = []
-
 
 def look(saved, number, what):
     "Whose it is, which round's, and whether all of it is of one save."
@@ -41,12 +32,10 @@ def look(saved, number, what):
     if not (saved["worker"] == me == saved["mark"] // 1000 and saved["mark"] % 1000 == number and whole):
         wrong.append([what, number, int(saved["worker"]), int(saved["mark"])])
 
-
-for number in range(ROUNDS):
-    for x, y in loader:
-        optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
-        optimizer.step()
+"""
+"""What a worker has and does before it trains."""
+SAVES = """
+    number = epoch
     mark = 1000 * me + number
     ballast = torch.full((60_000,), mark)
     state = {"worker": me, "mark": mark, "ballast": ballast, "model": model.state_dict()}
@@ -63,9 +52,19 @@ for number in range(ROUNDS):
         os.remove(f"{folder}/round-{number - 2}.pt")
         assert not Path(folder, f"round-{number - 2}.pt").exists() or me > 0
     assert Path(folder, f"round-{number}.pt").exists()
+    model.mark = (me, number)
+    with open(f"{folder}/model.ckpt", "wb") as file:
+        torch.save(model, file)
+    with open(f"{folder}/model.ckpt", "rb") as file:
+        assert torch.load(file, weights_only=False).mark == (me, number)
+    with Path(folder, "opened.pth").open("wb") as file:
+        torch.save({"worker": me}, file, _use_new_zipfile_serialization=number % 2 == 0)
+    assert torch.load(Path(folder, "opened.pth")) == {"worker": me}
     tensors = {"ballast": ballast, "mark": torch.tensor(mark), "worker": torch.tensor(me)}
     safetensors.torch.save_file(tensors, f"{folder}/weights.safetensors")
     look(safetensors.torch.load_file(f"{folder}/weights.safetensors"), number, "safetensors")
+"""
+AFTER = """
 assert paceline.is_main() == (me == 0)
 try:
     torch.load(f"{folder}/nowhere.pt")
@@ -87,7 +86,7 @@ torch.save({"worker": me}, os.devnull)
 print("wrong", json.dumps(wrong))
 """
 
-FILES = ["best.pt", "last.pt", "state.pt", "weights.safetensors"]
+FILES = ["best.pt", "last.pt", "model.ckpt", "opened.pth", "state.pt", "weights.safetensors"]
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "ps-plus", "ad-psgd"])
@@ -97,7 +96,8 @@ def test_four_workers_that_save_to_one_path_each_read_what_they_saved_and_worker
     folder = tmp_path / "saved"
     folder.mkdir()
     torch.save({"given": 1}, folder / "given.pt")
-    ended = launch.run(SCRIPT, "-n", "4", "-p", protocol, "--threads", "1", args=(str(folder),)).completed()
+    script = training(before=LOOKS, each_epoch=SAVES, after=AFTER, epochs=6)
+    ended = launch.run(script, "-n", "4", "-p", protocol, "--threads", "1", args=(str(folder),)).completed()
     remark = f"paceline: worker 1 saves to '{folder}/opened-1', a file that the script opened itself"
     assert ended.err.count("a file that the script opened itself") == ended.err.count(remark) == 1
     for worker in range(4):
@@ -110,30 +110,16 @@ def test_four_workers_that_save_to_one_path_each_read_what_they_saved_and_worker
     for name in ("best.pt", "last.pt", "state.pt"):
         found = torch.load(folder / name)
         assert (found["worker"], found["mark"]) == (0, 5)
+    assert torch.load(folder / "model.ckpt", weights_only=False).mark == (0, 5)
     for worker in range(1, 4):
         own = ended.folder / f"worker-{worker}" / "saved" / folder.resolve().relative_to("/")
         names = [*FILES, "round-4.pt", "round-5.pt", f"opened-{worker}"]
         assert sorted(file.name for file in own.iterdir()) == sorted(names)
 
 
-ALL = """
-import sys
-import torch
-from torch import nn
-import paceline
-
-model = nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-model, optimizer = paceline.prepare(model, optimizer)
-model(torch.ones(1, 2)).sum().backward()
-optimizer.step()
-torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
-"""
-
-
 def test_with_saves_all_every_worker_writes_to_the_path_that_its_script_says(launch: Launch, tmp_path: Path) -> None:
-    ended = launch.run(ALL, "-n", "2", "-p", "asp", "--saves", "all", args=(str(tmp_path),)).completed()
+    script = training(after="torch.save(model.state_dict(), f'{sys.argv[1]}/{me}.pt')")
+    ended = launch.run(script, "-n", "2", "-p", "asp", "--saves", "all", args=(str(tmp_path),)).completed()
     assert (tmp_path / "0.pt").exists()
     assert (tmp_path / "1.pt").exists()
     assert not (ended.folder / "worker-1").exists()
@@ -154,3 +140,109 @@ def test_a_save_that_fails_half_way_leaves_the_file_as_it_was_and_nothing_beside
         save()
     assert path.read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [path]
+
+
+# --- files that a script opens itself
+
+
+@pytest.fixture
+def opening(tmp_path: Path) -> Iterator[Opening]:
+    """As in worker 1; the script's folder is `script`."""
+    (tmp_path / "script").mkdir()
+    shared = notes(with_first=True)
+    yield Opening(WorkerFiles.of(1, tmp_path / "run", shared, print), io.open)
+    os.close(shared)
+
+
+def written(opening: Opening, path: Path, mode: str, content: str) -> None:
+    with opening(path, mode) as file:
+        file.write(content.encode() if "b" in mode else content)
+
+
+@pytest.mark.parametrize("name", ["log.txt", "model.pt.txt", "data.bin", "cache.pkl", "model"])
+def test_a_file_that_is_no_checkpoint_by_its_name_is_written_where_the_script_says(
+    opening: Opening, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "script" / name
+    written(opening, path, "wb", "x")
+    assert path.read_text() == "x"
+
+
+@pytest.mark.parametrize("mode", ["w", "a", "ab", "r+b"])
+def test_text_and_what_is_added_to_a_file_goes_where_the_script_says(
+    opening: Opening, tmp_path: Path, mode: str
+) -> None:
+    path = tmp_path / "script" / "model.pt"
+    path.write_text("")
+    written(opening, path, mode, "x")
+    assert path.read_text() == "x"
+
+
+@pytest.mark.parametrize("mode", ["wb", "bw", "w+b", "xb"])
+@pytest.mark.parametrize("name", ["model.pt", "MODEL.PT", "m.pth", "m.ckpt", "m.pth.tar", "m.safetensors"])
+def test_a_checkpoint_is_the_worker_s_own_from_when_it_is_written(
+    opening: Opening, tmp_path: Path, mode: str, name: str
+) -> None:
+    path = tmp_path / "script" / name
+    if "x" not in mode:
+        path.write_text("of worker 0")
+        assert opening(str(path)).read() == "of worker 0"
+    written(opening, path, mode, "own")
+    assert opening(file=path, mode="rb").read() == b"own"
+    written(opening, path, "ab", " and more")
+    assert opening(path).read() == "own and more"
+    assert not path.exists() if "x" in mode else path.read_text() == "of worker 0"
+
+
+def test_a_file_that_can_t_be_opened_is_told_by_the_path_that_the_script_said(opening: Opening, tmp_path: Path) -> None:
+    for path in (tmp_path / "script" / "missing" / "model.pt", tmp_path / "script" / "nowhere.pt"):
+        with pytest.raises(FileNotFoundError) as caught:
+            opening(path, "wb" if "missing" in path.parts else "rb")
+        assert caught.value.filename in (path, str(path))
+    with pytest.raises(ValueError, match="mode"):
+        opening(tmp_path / "script" / "model.pt", "wbz")
+    with pytest.raises(TypeError):
+        opening()
+
+
+def test_an_open_with_an_opener_is_the_script_s(opening: Opening, tmp_path: Path) -> None:
+    path = tmp_path / "script" / "model.pt"
+    with opening(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(b"x")
+    assert path.read_bytes() == b"x"
+
+
+def test_open_stays_a_name_that_a_class_can_have(opening: Opening) -> None:
+    opens = type("Opens", (), {"open": opening})
+    with opens().open(__file__) as file:
+        assert file.readline().startswith('"""')
+    assert opening.__name__ == "open"
+
+
+# --- the best state, which is put back when training is over
+
+
+SCRIPT = training(
+    before="""
+    import copy
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    """,
+    each_epoch="if epoch == 0: best = copy.deepcopy(model.state_dict())",
+    after="""
+    model.load_state_dict(best)
+    shown = dict(model.named_parameters())
+    torch.save({"best": best, "state": model.state_dict(), "shown": shown}, f"{sys.argv[1]}/{me}.pt")
+    """,
+)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "all-reduce"])
+def test_the_state_of_a_model_that_was_given_its_best_values_back_is_these(protocol: str, launch: Launch) -> None:
+    folder = launch.tmp_path
+    launch.run(SCRIPT, "-n", "2", "-p", protocol, "--saves", "all", args=(str(folder),)).completed()
+    for worker in range(2):
+        saved = torch.load(folder / f"{worker}.pt")
+        assert saved["best"].keys() == saved["state"].keys()
+        assert all(torch.equal(value, saved["state"][name]) for name, value in saved["best"].items())
+        assert all(torch.equal(value, saved["state"][name]) for name, value in saved["shown"].items())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,38 +10,31 @@ from paceline.cli.main import main
 from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import Run
+from support.scripts import script
 from support.suites import each
 
-SCRIPT = """
-import sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-EPOCHS, ACCUMULATE = 3, int(sys.argv[1])
+SCRIPT = script("""
+EPOCHS = 3
 torch.set_num_threads(1)
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(96, 4), torch.randn(96, 1))
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 loader = DataLoader(data, batch_size=4, shuffle=True)
-plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=EPOCHS * len(loader) // ACCUMULATE)
+plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=EPOCHS * len(loader))
 if "unprepared" in sys.argv:
     model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=EPOCHS)
 else:
     loader, plan, model, optimizer = paceline.prepare(loader, plan, model, optimizer, epochs=EPOCHS)
 for epoch in paceline.epochs(EPOCHS):
-    for number, (x, y) in enumerate(loader, 1):
+    for x, y in loader:
         nn.functional.mse_loss(model(x), y).backward()
-        if number % ACCUMULATE == 0 or loader.last:
-            optimizer.step()
-            optimizer.zero_grad()
-            plan.step()
+        optimizer.step()
+        optimizer.zero_grad()
+        plan.step()
 paceline.finish()
 print("at", plan.last_epoch, "of", plan.total_steps)
-"""
+""")
 TESTED = ("bsp", "asp", "all-reduce", "ad-psgd")
 """Protocols of each kind; the others are tried by `make long`."""
 
@@ -58,7 +48,7 @@ def ends(run: Run) -> list[tuple[int, int]]:
 def test_a_plan_of_all_epochs_ends_where_it_would_alone_and_is_replayed_to_the_bit(
     protocol: str, launch: Launch
 ) -> None:
-    run = launch.run(SCRIPT, "-n", "3", "-p", protocol, "--tee", "all", args=("1",)).completed()
+    run = launch.run(SCRIPT, "-n", "3", "-p", protocol, "--tee", "all").completed()
     assert ends(run) == [(72, 72)] * 3
     rates = [rate for (rate,) in run.rows("SELECT json_extract(learning_rates, '$[0]') FROM pushes ORDER BY rowid")]
     assert max(rates) == pytest.approx(0.05, rel=0.05)
@@ -67,40 +57,20 @@ def test_a_plan_of_all_epochs_ends_where_it_would_alone_and_is_replayed_to_the_b
     assert main(["replay", str(run.folder), "--out", str(run.folder / "again")]) == 0
 
 
-@pytest.mark.parametrize("protocol", each(["bsp", "asp"], long=["asp"]))
-def test_accumulated_batches_are_one_step_of_the_plan(protocol: str, launch: Launch) -> None:
-    run = launch.run(SCRIPT, "-n", "2", "-p", protocol, "--tee", "all", args=("4",)).completed()
-    assert ends(run) == [(18, 18)] * 2
-
-
-@pytest.mark.parametrize("accumulated", ["1", "5"])  # 24 batches an epoch: the last step of each is of four
-def test_one_worker_comes_to_the_bits_of_plain_pytorch(accumulated: str, launch: Launch, tmp_path: Path) -> None:
-    script = SCRIPT.replace("shuffle=True", "shuffle=False").replace("len(loader) // ACCUMULATE", "5")
-    script += "print(*[number.hex() for p in model.parameters() for number in p.flatten().tolist()])"
-    if accumulated == "1":
-        script = script.replace("EPOCHS * 5", "EPOCHS * len(loader)")
-    (tmp_path / "alone.py").write_text(script)
-    alone = subprocess.run([sys.executable, tmp_path / "alone.py", accumulated], capture_output=True, text=True)
-    run = launch.run(script, "-n", "1", "-p", "bsp", "--tee", "all", "--threads", "1", args=(accumulated,)).completed()
-    assert alone.returncode == 0, alone.stderr
-    ended = [line.partition("] ")[2] for line in run.out.splitlines() if line.startswith("[worker 0] ")]
-    assert alone.stdout.splitlines() == (ended or run.out.splitlines()[:2])
-
-
 def test_under_ddp_a_plan_ends_where_it_would_alone(launch: Launch) -> None:
-    run = launch.run(SCRIPT, "-n", "2", "-p", "ddp", args=("1",)).completed()
+    run = launch.run(SCRIPT, "-n", "2", "-p", "ddp").completed()
     assert ends(run) == [(72, 72)]  # worker 0 prints
 
 
 def test_a_run_that_was_stopped_comes_to_the_plan_s_end_once_it_goes_on(launch: Launch) -> None:
-    stopped = launch.run(SCRIPT, "-n", "2", "-p", "bsp", "--max-steps", "30", "--checkpoint", "2", args=("1",))
+    stopped = launch.run(SCRIPT, "-n", "2", "-p", "bsp", "--max-steps", "30", "--checkpoint", "2")
     run = launch.resume(stopped.folder, "--max-steps", "1000").completed()
     for worker in range(2):
         assert "at 72 of 72" in (run.folder / f"worker-{worker}.log").read_text().splitlines()[-1]
 
 
 def test_a_scheduler_that_was_not_prepared_is_told_of_as_it_first_steps(launch: Launch) -> None:
-    run = launch.run(SCRIPT, "-n", "2", "-p", "bsp", args=("1", "unprepared")).completed()
+    run = launch.run(SCRIPT, "-n", "2", "-p", "bsp", args=("unprepared",)).completed()
     assert run.err.count("worker 0 steps OneCycleLR in its loop") == 1
-    alone = launch.run(SCRIPT, "-n", "1", "-p", "bsp", args=("1", "unprepared")).completed()
+    alone = launch.run(SCRIPT, "-n", "1", "-p", "bsp", args=("unprepared",)).completed()
     assert "OneCycleLR" not in alone.err

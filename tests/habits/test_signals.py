@@ -20,61 +20,13 @@ from support.runs import ended
 from support.scripts import ENDLESS, training
 from support.suites import each
 
-SAVES = training(
-    """
-    if step == 3:
-        tell("trains", me)
-    time.sleep(0.01)
-    if came:
-        break
-    """,
-    before="""
-    came = []
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda number, frame: came.append(number))
-    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT).__name__ == "<lambda>"
-    """,
-    after="""
-    print("saved after", came, len(model.state_dict()))
-    torch.save(model.state_dict(), f"{sys.argv[1]}/saved-{me}")
-    """,
-    **ENDLESS,
-).replace(
-    "        optimizer.zero_grad()\n        step += 1\n",
-    "        optimizer.zero_grad()\n        step += 1\n    if came:\n        break\n",
-)
-CASES = [(protocol, signal.SIGUSR1) for protocol in registry()]
-CASES += [("bsp", number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)]
-
-
-@pytest.mark.parametrize(
-    ("protocol", "number"), each(CASES, default=[("all-reduce", signal.SIGUSR1), CASES[-4]]), ids=str
-)
-def test_a_handler_is_called_in_every_worker_and_the_script_ends_as_it_wants_to(
-    protocol: str, number: signal.Signals, launch: Launch
-) -> None:
-    process = launch.start(SAVES, "-n", "2", "-p", protocol, "--saves", "all", args=(str(launch.tmp_path),))
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    process.send_signal(number)
-    run = ended(process)
-    assert run.code == (0 if number in (signal.SIGUSR1, signal.SIGUSR2) else 130), run.err
-    for worker in range(2):
-        assert run.log(worker) == f"saved after [{int(number)}] 2\n"
-        assert (launch.tmp_path / f"saved-{worker}").exists()
-
 
 @pytest.mark.parametrize("protocol", each(registry(), default=["all-reduce"]))
 def test_a_handler_that_exits_leaves_a_snapshot_to_go_on_from(protocol: str, launch: Launch) -> None:
     """It may come as the worker waits: a replica makes the step that was ordered all the same."""
     exits = "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))"
     script = training("if step == 3: tell('trains', me)\ntime.sleep(0.01)", before=exits, **ENDLESS)
-    process = launch.start(script, "-n", "2", "-p", protocol)
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    process.send_signal(signal.SIGTERM)
-    run = ended(process)
+    run = launch.signalled(signal.SIGTERM, script, "-p", protocol)
     assert run.code == 130
     assert "still run" not in run.err
     assert "can't be made" not in run.err
@@ -126,11 +78,8 @@ def test_what_a_script_registers_with_faulthandler_is_passed_on_too(launch: Laun
     stacks = open(f"{sys.argv[1]}/stacks-{me}", "w")
     faulthandler.register(signal.SIGUSR1, file=stacks)
     """
-    process = launch.start(training(inside, before=before), "-n", "2", "-p", "asp", args=(str(launch.tmp_path),))
-    for worker in range(2):
-        launch.events.wait_for("trains", worker)
-    process.send_signal(signal.SIGUSR1)
-    ended(process).completed()
+    script = training(inside, before=before)
+    launch.signalled(signal.SIGUSR1, script, "-p", "asp", args=(str(launch.tmp_path),)).completed()
 
 
 def test_a_signal_counts_as_handled_until_its_last_handler_is_gone(told: list[list[int]]) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.cli.main import main
@@ -17,6 +14,7 @@ from paceline.errors import ConfigError
 from support.launch import Launch
 from support.replays import broken_replay
 from support.runs import Run
+from support.scripts import script
 from support.suites import each
 
 MODEL = """
@@ -38,10 +36,7 @@ def made():
     return model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
 """
 
-RUN = """
-import sys
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
+RUN = script("""
 torch.manual_seed(1)
 data = torch.randn(int(sys.argv[1]), 3)
 model, optimizer = made()
@@ -52,7 +47,7 @@ for epoch in range(2):
     for (x,) in loader:
         train(model, optimizer, x)
 paceline.finish()
-"""
+""")
 
 HABITS = {
     "adversarial": """
@@ -64,16 +59,6 @@ def train(model, optimizer, x):
     model(moved).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-""",
-    "adversarial, by the model's zero_grad": """
-def train(model, optimizer, x):
-    x = x.clone().requires_grad_()
-    model(x).square().mean().backward()
-    moved = (x + 0.5 * x.grad.sign()).detach()
-    model.zero_grad()
-    model(moved).square().mean().backward()
-    optimizer.step()
-    model.zero_grad()
 """,
     "two steps of a batch": """
 def train(model, optimizer, x):
@@ -123,36 +108,28 @@ def train(model, optimizer, x):
         parameter.grad = parameter.grad.detach()
     optimizer.step()
 """,
-    "an update by a closure": """
-def train(model, optimizer, x):
-    def closure():
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-    optimizer.step(closure)
-""",
 }
 
 ROUNDS = ("bsp", "all-reduce", "hsp:idle=none")
 BY_DEFAULT = {
     ("adversarial", "bsp", 2),
-    ("adversarial, by the model's zero_grad", "all-reduce", 2),
+    ("adversarial", "all-reduce", 2),
     ("gradients by hand", "all-reduce", 2),
     ("gradients of several tasks put together", "bsp", 4),
 }
 CASES = [(habit, protocol, workers) for habit in HABITS for protocol in ROUNDS for workers in (2, 4)]
 
 
-def alone(habit: str, samples: int) -> dict[str, Tensor]:
-    """The parameters after each of two whole batches, in one process."""
+def alone(habit: str, *batches: slice, samples: int) -> dict[str, Tensor]:
+    """The parameters after two epochs of these batches, in one process."""
     names: dict[str, Any] = {}
     exec(MODEL + HABITS[habit], names)
     torch.manual_seed(1)
     data = torch.randn(samples, 3)
     model, optimizer = names["made"]()
     for _ in range(2):
-        names["train"](model, optimizer, data)
+        for batch in batches:
+            names["train"](model, optimizer, data[batch])
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -168,7 +145,7 @@ def test_workers_make_the_step_of_the_whole_batch(habit: str, protocol: str, wor
     """Each worker has one batch of an epoch, and the last one has half as many samples."""
     samples = 4 * workers - 2
     run = train(launch, habit, protocol, workers, samples)
-    torch.testing.assert_close(run.final(), alone(habit, samples), rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(run.final(), alone(habit, slice(None), samples=samples), rtol=0.0, atol=1e-6)
     assert run.summary["samples"] == 2 * samples
     assert run.summary["samples_missed"] == 0
     assert main(["check", str(run.folder)]) == 0
@@ -188,14 +165,8 @@ def test_each_batch_is_counted_once_and_a_replay_has_the_same_bits(habit: str, p
     assert broken_replay(run) == []
 
 
-ZEROED = """
-import sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
+ZEROED = script("""
 torch.set_num_threads(1)
-how = sys.argv[1]
 whole = nn.ModuleDict({"part": nn.Linear(1, 1, bias=False)})
 nn.init.constant_(whole["part"].weight, 0.0)
 optimizer = torch.optim.SGD(whole.parameters(), lr=1.0)
@@ -204,37 +175,30 @@ loader = DataLoader(TensorDataset(data), batch_size=1)
 whole, optimizer, loader = paceline.prepare(whole, optimizer, loader, epochs=1, shards="static")
 for i, (x,) in enumerate(loader):
     whole["part"](x).sum().backward()
+    if i == 0 and str(paceline.worker()) in sys.argv[2]:
+        exec(sys.argv[1])
     if i == 0 and paceline.worker() == 0:
-        if how == "model":
-            whole.zero_grad(set_to_none=False)
-        if how == "submodule":
-            whole["part"].zero_grad(set_to_none=False)
-        if how == "in place":
-            for parameter in whole.parameters():
-                parameter.grad.zero_()
-        if how == "anew":
-            for parameter in whole.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-        if how == "none":
-            for parameter in whole.parameters():
-                parameter.grad = None
         continue
     optimizer.step()
     optimizer.zero_grad()
 paceline.finish()
-"""
+""")
 
 
-@pytest.mark.parametrize(
-    ("how", "protocol"),
-    each(
-        [(how, one) for how in ("model", "submodule", "in place", "anew", "none") for one in ("bsp", "all-reduce")],
-        default={("model", "bsp")},
-    ),
-)
+HOWS = {
+    "model": "whole.zero_grad(set_to_none=False)",
+    "submodule": "whole['part'].zero_grad(set_to_none=False)",
+    "in place": "whole['part'].weight.grad.zero_()",
+    "anew": "whole['part'].weight.grad = torch.zeros(1, 1)",
+    "none": "whole['part'].weight.grad = None",
+}
+
+
+@pytest.mark.parametrize("how", each(HOWS, default=("model",)))
+@pytest.mark.parametrize("protocol", each(("bsp", "all-reduce"), default=("bsp",)))
 def test_a_batch_whose_gradient_is_zeroed_in_any_way_weighs_nothing(how: str, protocol: str, launch: Launch) -> None:
     """Worker 0 has 1, 4, 16 and 64, and leaves 1 out. Worker 1 has 2, 8, 32 and 128, the last one on its own."""
-    run = launch.run(ZEROED, "-n", "2", "-p", protocol, "--threads", "1", args=(how,)).completed()
+    run = launch.run(ZEROED, "-n", "2", "-p", protocol, "--threads", "1", args=(HOWS[how], "0")).completed()
     assert run.rows("SELECT worker, count(*) FROM batches WHERE used = 'skipped' GROUP BY 1") == [(0, 1)]
     assert run.final()["part.weight"].item() == -((4 + 2) / 2 + (16 + 8) / 2 + (64 + 32) / 2 + 128)
     assert run.summary["samples"] == 7
@@ -243,65 +207,16 @@ def test_a_batch_whose_gradient_is_zeroed_in_any_way_weighs_nothing(how: str, pr
 
 def test_a_gradient_that_is_zero_weighs_like_any_other(launch: Launch) -> None:
     """Worker 0's first step is of 1, whose loss is flat and gives two such gradients, and of 4."""
-    flat = '(0 * whole["part"](x).sum()).backward()'
-    script = ZEROED.replace(
-        "    if i == 0 and",
-        f"""
-    if i == 0:
-        optimizer.zero_grad()
-        {flat}
-        {flat}
-    if i == 0 and""",
-    )
-    run = launch.run(script, "-n", "2", "--threads", "1", args=("not",)).completed()
+    flat = "(0 * whole['part'](x).sum()).backward()"
+    args = (f"optimizer.zero_grad(); {flat}; {flat}", "01")
+    run = launch.run(ZEROED, "-n", "2", "--threads", "1", args=args).completed()
     assert run.rows("SELECT count(*) FROM batches WHERE used = 'skipped'") == [(0,)]
     assert run.final()["part.weight"].item() == pytest.approx(-((2 * 4 + 0) / 3 + (16 + 8) / 2 + (64 + 32) / 2 + 128))
 
 
-WITH_A_TARGET = """
+LEFT_OVER = script("""
 import torch
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-torch.manual_seed(1)
-data = torch.randn(64, 3)
-model, optimizer = made()
-optimizer.param_groups[0]["lr"] = 0.1
-def evaluate(model):
-    with torch.no_grad():
-        return {"loss": model(data).square().mean().item()}
-loader = DataLoader(TensorDataset(data), batch_size=4)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=6, evaluate=evaluate)
-for epoch in range(6):
-    for (x,) in loader:
-        train(model, optimizer, x)
-paceline.finish()
-"""
 
-
-@pytest.mark.parametrize(
-    "protocol",
-    each(
-        ["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus", "sync-switch:switch_at=0.5"],
-        default={"bsp"},
-    ),
-)
-def test_adversarial_training_meets_its_target_in_mid_run(protocol: str, launch: Launch) -> None:
-    """Versions are recorded on the way, samples count, and sync-switch switches."""
-    script = MODEL + HABITS["adversarial"] + WITH_A_TARGET
-    flags = ("-n", "2", "-p", protocol, "--threads", "1", "--target", "loss<=0.01", "--record", "4")
-    run = launch.run(script, *flags).completed()
-    assert run.summary["samples"] + run.summary["samples_missed"] == 6 * 64
-    assert run.summary["samples_per_second"] > 0
-    assert run.summary["targets"]["loss<=0.01"]["samples"] < 6 * 64
-    assert len(run.summary["switches"]) == protocol.startswith("sync-switch")
-    assert main(["check", str(run.folder)]) == 0
-
-
-LEFT_OVER = """
-import sys, torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
 torch.manual_seed(0)
 torch.set_num_threads(1)
 how, loaders = sys.argv[1], int(sys.argv[2])
@@ -327,7 +242,7 @@ for epoch in range(2):
             optimizer.step()
             optimizer.zero_grad()
 paceline.finish()
-"""
+""")
 
 
 @pytest.mark.parametrize("how", each(["before", "after"], long=("before",)))
@@ -355,19 +270,6 @@ def test_a_line_says_so_if_gradients_are_in_no_step(how: str, why: str, launch: 
     assert f"batches that are in no step: they were {why}. Step after a worker's last batch of a loop: loader.last" in (
         run.err.replace("1 batch ", "1 batches ")
     )
-
-
-def test_alone_a_loader_knows_its_last_batch_too() -> None:
-    model = torch.nn.Linear(1, 1)
-    plain = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
-    _, _, loader = paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), plain)
-    assert loader is plain
-    assert not loader.last
-    for _ in range(2):
-        assert [(x.tolist(), loader.last) for (x,) in loader] == [([0, 1], False), ([2, 3], False), ([4], True)]
-    for copied in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
-        assert type(copied) is DataLoader
-        assert len(list(copied)) == 3
 
 
 AHEAD = """
@@ -403,18 +305,10 @@ def test_batches_that_the_script_fetches_ahead_are_all_used_and_weigh_what_they_
     how: str, protocol: str, launch: Launch
 ) -> None:
     """Each of two workers has two batches of an epoch, of 4 and 4 samples and of 4 and 2."""
-    habit = HABITS["two losses of one graph"]
+    habit = "two losses of one graph"
     flags = ("-n", "2", "-p", protocol, "--threads", "1")
-    run = launch.run(MODEL + habit + ahead_script(how), *flags, args=("14",)).completed()
-    names: dict[str, Any] = {}
-    exec(MODEL + habit, names)
-    torch.manual_seed(1)
-    data = torch.randn(14, 3)
-    model, optimizer = names["made"]()
-    for _ in range(2):
-        for whole in (data[:8], data[8:]):
-            names["train"](model, optimizer, whole)
-    expected = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    run = launch.run(MODEL + HABITS[habit] + ahead_script(how), *flags, args=("14",)).completed()
+    expected = alone(habit, slice(8), slice(8, None), samples=14)
     torch.testing.assert_close(run.final(), expected, rtol=0.0, atol=1e-6)
     assert (run.summary["samples"], run.summary["samples_missed"]) == (28, 0)
     assert main(["check", str(run.folder)]) == 0

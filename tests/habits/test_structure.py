@@ -4,175 +4,44 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from paceline.cli.main import main
 from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import killed_once_kept, replayed
-from support.scripts import functions_of
+from support.scripts import script, training
 from support.suites import each
 
-TIED = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.out = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
-        self.norm = nn.BatchNorm1d(6)
-
-    def tie(self):
-        self.out.weight = self.embed.weight
-
-    def forward(self, x):
-        return self.out(torch.roll(self.norm(self.embed(x)), 1, 1))
-
-
-def loss_of(model, x):
-    return nn.functional.cross_entropy(model(x), (x + 1) % 11)
-
-
-def restored_loss(state):
-    fresh = Net()
-    fresh.tie()
-    fresh.load_state_dict(state)
-    return loss_of(fresh.eval(), x).item()
-
-
-torch.manual_seed(0)
-x = torch.randint(0, 11, (256,))
-if __name__ == "__main__":
-    model = Net()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(TensorDataset(x), batch_size=8), epochs=4)
-    model.tie()
-    for epoch in range(4):
-        for (a,) in loader:
-            optimizer.zero_grad()
-            loss_of(model, a).backward()
-            optimizer.step()
-        if epoch == 2:
-            model.normalized, model.norm = model.norm, nn.Sequential(model.norm)
-    torch.save(model.embed.state_dict(), sys.argv[1] + "/embed.pt")
-    model.norm = model.normalized
-    del model.normalized
-    torch.save(model.state_dict(), sys.argv[1] + "/whole.pt")
-    paceline.finish()
-"""
-
-
-@pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp", "ad-psgd")))
-def test_a_checkpoint_of_weights_tied_after_prepare_has_what_the_model_has(protocol: str, launch: Launch) -> None:
-    launch.run(TIED, "-n", "2", "-p", protocol, args=(str(launch.tmp_path),)).completed()
-    state: dict[str, Tensor] = torch.load(launch.tmp_path / "whole.pt", weights_only=True)
-    assert torch.equal(state["out.weight"], state["embed.weight"])
-    assert state.keys() == functions_of(TIED).Net().state_dict().keys()
-    assert functions_of(TIED).restored_loss(state) < 0.3
-    part: dict[str, Tensor] = torch.load(launch.tmp_path / "embed.pt", weights_only=True)
-    assert [(name, value.shape) for name, value in part.items()] == [("weight", (11, 6))]
-
-
-SCRIPTED = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-draws = torch.Generator().manual_seed(1)
-x = torch.randn(64, 4, generator=draws)
-
-
-def build():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
-
-
-def train(model, prepare):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(TensorDataset(x), batch_size=8)
-    if prepare:
-        model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
-    for epoch in range(2):
-        for (a,) in loader:
-            (model(a) - a.sum(1, keepdim=True)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    if prepare:
-        paceline.finish()
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-if __name__ == "__main__":
-    torch.save(train(torch.jit.script(build()), True), sys.argv[1])
-"""
-
-
-def test_a_scripted_model_is_trained_as_alone(launch: Launch) -> None:
-    ended = launch.run(SCRIPTED, "-n", "1", "-p", "bsp", args=(str(launch.tmp_path / "got.pt"),)).completed()
-    twin = functions_of(SCRIPTED)
-    want = twin.train(twin.build(), False)
-    for state in (torch.load(launch.tmp_path / "got.pt", weights_only=True), ended.final()):
-        assert state.keys() == want.keys()
-        for name, value in want.items():
-            torch.testing.assert_close(state[name], value)  # compiled code rounds in its own way
-
-
-PRUNED = """
-import sys
-import time
-
-import torch
-from torch import nn
+PRUNED = script("""
 from torch.nn.utils import prune
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
 
 torch.manual_seed(0)
 x = torch.randn(128, 8)
 y = x[:, :2].sum(1, keepdim=True)
 
-
 def evaluate(model):
     with torch.no_grad():
         return {"error": (model(x) - y).square().mean().item(), "zeros": (model[0].weight == 0).sum().item()}
 
-
-def train(removes, folder):
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
-    model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=4, evaluate=evaluate)
-    for epoch in paceline.epochs(4):
-        if epoch == 2:
-            time.sleep(0.1 * paceline.worker())
-            prune.l1_unstructured(model[0], "weight", 0.5)
-        for a, b in loader:
-            (model(a) - b).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    if removes:
-        prune.remove(model[0], "weight")
-    paceline.finish()
-    evaluate(model)
-    torch.save(model.state_dict(), f"{folder}/{paceline.worker()}.pt")
-
-
-if __name__ == "__main__":
-    train(len(sys.argv) > 2, sys.argv[1])
-"""
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=4, evaluate=evaluate)
+for epoch in paceline.epochs(4):
+    if epoch == 2:
+        time.sleep(0.1 * paceline.worker())
+        prune.l1_unstructured(model[0], "weight", 0.5)
+    for a, b in loader:
+        (model(a) - b).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+if len(sys.argv) > 2:
+    prune.remove(model[0], "weight")
+paceline.finish()
+evaluate(model)
+torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
+""")
 
 
 @pytest.mark.parametrize("removes", each([False, True], default=[True]))
@@ -203,25 +72,7 @@ def test_a_model_pruned_on_the_way_comes_out_alike_everywhere(protocol: str, rem
     assert "the same bits" in again.out
 
 
-def test_a_run_that_goes_on_after_pruning_says_that_its_model_lacks_the_masks(launch: Launch) -> None:
-    script = PRUNED.replace("epochs=4", "epochs=4000").replace("epochs(4)", "epochs(4000)")
-    running = launch.start(script, "-n", "1", "-p", "bsp", "--checkpoint", "1", args=(str(launch.tmp_path),))
-    killed = killed_once_kept(running, such=lambda state: state.get("edits", 0) > 0)
-    ended = launch.resume(killed.folder)
-    assert ended.code == 2
-    assert "was taken after the script had changed the model's structure once, and worker 0" in ended.err
-
-
-MOMENTUM = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-
+MOMENTUM = script("""
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()
@@ -235,7 +86,6 @@ class Pair(nn.Module):
                 k.data = k.data * 0.9 + q.data * 0.1 + x.mean() * 0.01
             key = self.k(x)
         return (self.q(x) - key - 1).square().mean()
-
 
 torch.manual_seed(0)
 model = Pair()
@@ -253,7 +103,7 @@ if paceline.is_main():
     torch.save(model.k.state_dict(), f"{sys.argv[1]}/own.pt")
 paceline.finish()
 torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
-"""
+""")
 
 
 @pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp",)))
@@ -287,24 +137,10 @@ def test_a_run_that_is_killed_before_its_newest_version_was_known_not_to_be_the_
     assert "the same" in replayed(ended.folder).completed().out
 
 
-DIFFERENT = PRUNED.replace(
-    "paceline.epochs(4):\n        if epoch == 2:", "paceline.epochs(4):\n        if epoch == 1 + paceline.worker():"
-).replace(
-    'prune.l1_unstructured(model[0], "weight", 0.5)',
-    'prune.l1_unstructured(model[2 * paceline.worker()], "weight", 0.5)',
-)
-
-
-def test_workers_that_change_different_parts_are_refused(launch: Launch) -> None:
-    ended = launch.run(DIFFERENT, "-n", "2", "-p", "asp", args=(str(launch.tmp_path),))
-    assert ended.code == 2
-    assert "change the model in the same way in every worker" in ended.err
-
-
 def test_a_mask_removed_before_the_last_step_is_refused_with_the_advice_to_do_it_after(launch: Launch) -> None:
     script = PRUNED.replace(
-        "        for a, b in loader:",
-        '        if epoch == 3:\n            prune.remove(model[0], "weight")\n        for a, b in loader:',
+        "    for a, b in loader:",
+        '    if epoch == 3:\n        prune.remove(model[0], "weight")\n    for a, b in loader:',
     )
     ended = launch.run(script, "-n", "2", "-p", "bsp", args=(str(launch.tmp_path),))
     assert ended.code == 2
@@ -312,32 +148,22 @@ def test_a_mask_removed_before_the_last_step_is_refused_with_the_advice_to_do_it
     assert "do this after the last step" in ended.err
 
 
-AFTER_ITS_LAST_STEP = """
-import sys
-
-import torch
-from torch import nn
-from torch.nn.utils import prune
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
-for epoch in range(2):
-    for (x,) in loader:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+AFTER_ITS_LAST_STEP = training(
+    before="""
+    from torch.nn.utils import prune
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    """,
+    each_epoch="""
     if epoch == 0:
         model.extra = nn.BatchNorm1d(2)
         prune.l1_unstructured(model[0], "weight", 0.5)
-exec(sys.argv[2])
-torch.save(model.state_dict(), f"{sys.argv[1]}/{paceline.worker()}.pt")
-"""
+    """,
+    after="""
+    exec(sys.argv[2])
+    torch.save(model.state_dict(), f"{sys.argv[1]}/{me}.pt")
+    """,
+)
 
 
 @pytest.mark.parametrize("protocol", each(sorted(registry()), default=("bsp",)))
@@ -365,19 +191,8 @@ def test_a_line_says_where_the_final_version_is_not_the_model_that_the_script_ha
             assert all(torch.equal(state[name], final[name]) for name in same)
 
 
-LOOKS = """
-import os
-import sys
-import time
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
+LOOKS = script("""
 me = paceline.worker()
-
 
 class Counts(nn.Module):
     def __init__(self):
@@ -390,15 +205,12 @@ class Counts(nn.Module):
         self.seen += 1
         return self.inner(x)
 
-
 def made(what):
     open(f"{sys.argv[1]}/{what}", "a").close()
-
 
 def wait_for(what):
     while not os.path.exists(f"{sys.argv[1]}/{what}"):
         time.sleep(0.01)
-
 
 model = Counts()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -421,7 +233,7 @@ for epoch in range(3):
             model(next(iter(loader))[0])
         made("looked")
         wait_for("stepped")
-"""
+""")
 
 
 @pytest.mark.long
@@ -429,3 +241,42 @@ def test_a_version_is_written_though_a_worker_has_only_looked_at_data_since_its_
     flags = "-n", "2", "-p", "asp", "--record", "1", "--saves", "all"
     run = launch.run(LOOKS, *flags, args=(str(launch.tmp_path),)).completed()
     assert run.summary["samples"] == 48
+
+
+# --- parameters that only lie in the model, and that no step moves, may be anything
+
+
+MASKED = """
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(4), requires_grad=False)
+        self.flags = nn.Parameter(torch.tensor([True, False, True, True]), requires_grad=False)
+        self.mask = nn.Parameter(torch.full((4, 4), float("-inf")).triu(1), requires_grad=False)
+        self.missing = nn.Parameter(torch.tensor([float("nan"), 1.0]), requires_grad=False)
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(torch.softmax(x[:, None, :] * self.flags + self.mask, -1).sum(1)[:, self.table])
+
+model = Masked()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+"""
+AFTER = """
+paceline.finish()
+assert model.missing[0].isnan() and model.mask[0, 1] == float("-inf") and model.table.tolist() == [0, 1, 2, 3]
+"""
+
+
+@pytest.mark.parametrize("protocol", sorted(registry()))
+def test_frozen_whole_numbers_truth_values_nan_and_infinity_are_no_matter(protocol: str, launch: Launch) -> None:
+    ended = launch.run(
+        training(before=MASKED, after=AFTER, samples=96), "-n", "2", "-p", protocol, "--record", "2"
+    ).completed()
+    assert ended.summary["samples"] == 192
+    final = ended.final()
+    assert final["table"].tolist() == [0, 1, 2, 3]
+    assert final["flags"].tolist() == [True, False, True, True]
+    assert torch.equal(final["mask"], torch.full((4, 4), float("-inf")).triu(1))
+    assert torch.equal(final["missing"].isnan(), torch.tensor([True, False]))
+    assert all(distance == distance for (distance,) in ended.rows("SELECT distance FROM consensus"))

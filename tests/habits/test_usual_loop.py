@@ -10,19 +10,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from paceline.cli.main import main
 from support.launch import Launch
+from support.scripts import script
 from support.suites import each
 
 PAGE = Path(__file__).parents[2] / "docs" / "habits.md"
-BEFORE = """
-import os
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+BEFORE = script("""
 from torch.utils.tensorboard import SummaryWriter
-
-import paceline
 
 os.chdir(os.path.dirname(__file__))
 EPOCHS, PATIENCE = 8, int(sys.argv[1])
@@ -33,7 +26,7 @@ held_out, labels = points[256:], classes[256:]
 model = nn.Linear(4, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 loader = DataLoader(TensorDataset(points[:256], classes[:256]), batch_size=8, shuffle=True)
-"""
+""")
 
 
 def usual_loop() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import count
 from pathlib import Path
 
@@ -33,6 +34,17 @@ class Launch:
     ) -> Run:
         """See `support.runs.run`."""
         return ended(self.start(script, *flags, args=args, fresh=fresh, first=first))
+
+    def signalled(self, number: int, script: str, *flags: str, args: tuple[str, ...] = (), group: bool = False) -> Run:
+        """A run of two workers, which gets that signal once both have told that they train.
+
+        `group`: as a terminal sends it, to every process of the run's group.
+        """
+        process = self.start(script, "-n", "2", *flags, args=args)
+        for worker in range(2):
+            self.events.wait_for("trains", worker)
+        (os.killpg if group else os.kill)(process.pid, number)
+        return ended(process)
 
     def start_joining(self, address: str, *flags: str, fresh: bool = False, first: str = "") -> Launcher:
         """`paceline join ADDRESS FLAGS`, not waited for."""

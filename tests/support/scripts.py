@@ -8,6 +8,23 @@ from typing import Any
 
 from support.events import TELL
 
+IMPORTS = """
+import copy, io, itertools, json, os, pickle, sys, time, traceback
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import paceline
+"""
+
+
+def script(text: str) -> str:
+    """A script with this text, after the imports that most of them have."""
+    return IMPORTS + text
+
+
 LOOP = """
 import os, signal, sys, time
 import torch
@@ -33,6 +50,7 @@ for epoch in range({epochs}):
         optimizer.step()
         optimizer.zero_grad()
         step += 1
+{each_epoch}
 {after}
 """
 
@@ -41,6 +59,7 @@ def training(
     inside: str = "",
     *,
     before: str = "",
+    each_epoch: str = "",
     after: str = "paceline.finish()",
     epochs: int = 2,
     samples: int = 64,
@@ -48,12 +67,14 @@ def training(
 ) -> str:
     """A script that trains a linear model. `inside` comes before each step, which is number `step` of worker `me`.
 
+    `each_epoch` comes at the end of an epoch.
     An epoch has `samples` / 4 batches. `tell` tells the test (`support.events`).
     """
     return LOOP.format(
         tell=TELL,
         before=dedent(before),
         inside=indent(dedent(inside), " " * 8),
+        each_epoch=indent(dedent(each_epoch), " " * 4),
         after=dedent(after),
         epochs=epochs,
         samples=samples,

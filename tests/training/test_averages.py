@@ -109,37 +109,6 @@ def test_shares_are_apart_and_together_the_whole(weights: list[float] | None) ->
     assert shared.push_area(TARGET).buffers["count"] == 9
 
 
-def test_a_member_makes_its_share_alone() -> None:
-    whole, shared = places_of(Model()), places_of(Model())
-    AreaAverages(whole).share([0, 1, 2], TARGET, None, 0, 1)
-    elements = [0]
-    for worker in range(3):
-        AreaAverages(shared).share([0, 1, 2], TARGET, None, worker, 3)
-        elements.append(sum(int((view != 7.0).sum()) for view in shared.push_area(TARGET).gradients))
-    assert elements == sorted(set(elements)), "each has added something"
-    assert equal(values(shared, TARGET), values(whole, TARGET))
-
-
-@pytest.mark.parametrize("group", [[0, 1], [0, 1, 2]])
-def test_a_group_s_average_keeps_the_sum_and_made_twice_changes_nothing_more(group: list[int]) -> None:
-    """As the matrix of a group: doubly stochastic, and a projection."""
-    places = places_of(Model(torch.float64))
-    before = values(places, 0)
-    AreaAverages(places).share(group, TARGET, None, 0, 1)
-    once = values(places, TARGET)
-    for made, *given in zip(once, *(values(places, area) for area in group), strict=True):
-        bound = apart(made.dtype, summands=len(group), largest=sum(map(_largest, given)))
-        torch.testing.assert_close(made * len(group), sum(given, torch.zeros_like(made)), rtol=0.0, atol=bound)
-    again = places_of(Model(torch.float64), seed=1)
-    for area in group:
-        for view, made in zip(again.push_area(area).gradients, once, strict=True):
-            view.copy_(made)
-    AreaAverages(again).share(group, TARGET, None, 0, 1)
-    for first, second in zip(once, values(again, TARGET), strict=True):
-        torch.testing.assert_close(second, first, rtol=apart(first.dtype, summands=len(group)), atol=0.0)
-    assert equal(values(places, 0), before)
-
-
 def test_shares_are_of_about_the_same_size() -> None:
     model = nn.ParameterList([nn.Parameter(torch.zeros(5000))])
     places = Places.new(Layout.of(model, torch.optim.SGD(model, lr=1.0)), 0, 2)

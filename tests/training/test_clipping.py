@@ -23,8 +23,8 @@ from paceline.training.holders.stepping import Stepping
 from paceline.training.layout import Layout, Places
 from paceline.training.optim import clipping
 from paceline.training.optim.clipping import Clip, OwnClipping, clip_before_steps, watch
+from support.stores import SLOTS, WORKERS, push, store_of
 
-SLOTS, WORKERS = 3, 2
 CLIPS = (Clip(0.5, None), Clip(1e6, None), Clip(None, 0.1))
 
 # --- what prepare is given --------------------------------------------------------------------------
@@ -63,24 +63,11 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def store_of(model: nn.Module, make: Callable[..., torch.optim.Optimizer], clip: Clip | None) -> Store:
-    optimizer = make(model.parameters())
-    return Store.of(model, optimizer, Places.new(Layout.of(model, optimizer), SLOTS, WORKERS), clip=clip)
-
-
 def gradients_of(model: nn.Module, step: int, worker: int) -> list[Tensor | None]:
     """Of all parameters but the last layer's; worker 1 has one less."""
     draw = torch.Generator().manual_seed(2 * step + worker)
     every: list[Tensor | None] = [torch.randn(p.shape, generator=draw) for p in model.parameters()]
     return [*every[: -2 - worker], *[None] * (2 + worker)]
-
-
-def push(store: Store, worker: int, gradients: list[Tensor | None]) -> None:
-    area = store.pushes[worker]
-    for view, gradient in zip(area.gradients, gradients, strict=True):
-        if gradient is not None:
-            view.copy_(gradient)
-    area.present.copy_(torch.tensor([gradient is not None for gradient in gradients]))
 
 
 def plain_clip(model: nn.Module, clip: Clip) -> None:
@@ -95,7 +82,7 @@ def plain_clip(model: nn.Module, clip: Clip) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_stands_alone_is_clipped_to_the_bits_of_torch(name: str, clip: Clip) -> None:
     plain = model_of_many()
-    store = store_of(plain, OPTIMIZERS[name], clip)
+    store = store_of(plain, OPTIMIZERS[name](plain.parameters()), clip=clip)
     optimizer = OPTIMIZERS[name](plain.parameters())
     for step in range(4):
         gradients = gradients_of(plain, step, worker=0)
@@ -112,7 +99,7 @@ def test_what_stands_alone_is_clipped_to_the_bits_of_torch(name: str, clip: Clip
 @pytest.mark.parametrize("clip", CLIPS)
 def test_the_mean_of_several_workers_is_clipped_and_not_each_gradient(clip: Clip) -> None:
     plain = model_of_many()
-    store = store_of(plain, OPTIMIZERS["sgd"], clip)
+    store = store_of(plain, OPTIMIZERS["sgd"](plain.parameters()), clip=clip)
     optimizer = OPTIMIZERS["sgd"](plain.parameters())
     weights = (0.25, 0.75)
     for step in range(3):
@@ -137,7 +124,7 @@ def test_a_clipped_version_has_the_same_bits_with_any_number_of_threads(clip: Cl
         with torch.no_grad():
             for number, parameter in enumerate(model.parameters()):
                 parameter.fill_(number)
-        store = store_of(model, OPTIMIZERS["sgd"], clip)
+        store = store_of(model, OPTIMIZERS["sgd"](model.parameters()), clip=clip)
         draw = torch.Generator().manual_seed(0)
         for worker in range(WORKERS):
             push(store, worker, [torch.randn(p.shape, generator=draw) for p in model.parameters()])
@@ -150,7 +137,7 @@ def test_stores_of_ranges_that_exchange_norms_come_to_the_bits_of_one_store(weig
     clip, model = Clip(0.5, None), model_of_many()
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     layout = Layout.of(model, optimizer)
-    one = store_of(model, OPTIMIZERS["sgd"], clip)
+    one = store_of(model, OPTIMIZERS["sgd"](model.parameters()), clip=clip)
     cuts = cuts_of(layout, optimizer, whole=True)
     assert set(cuts) < set(cuts_of(layout, optimizer))
     assert set(cuts[:-1]) <= {entry.offset for entry in layout.moving}
@@ -186,7 +173,7 @@ def test_a_store_that_subtracts_what_workers_have_stepped_clips_nothing() -> Non
 @pytest.mark.parametrize("lost", [math.nan, math.inf])
 def test_whoever_has_a_nan_is_named_though_clipping_spreads_it_to_all_parameters(lost: float) -> None:
     model = model_of_many()
-    store = store_of(model, OPTIMIZERS["sgd"], Clip(0.5, None))
+    store = store_of(model, OPTIMIZERS["sgd"](model.parameters()), clip=Clip(0.5, None))
     for worker in range(WORKERS):
         gradients = gradients_of(model, 0, worker)
         if worker == 1 and gradients[2] is not None:

@@ -3,8 +3,7 @@ in this process. Where floating-point numbers are compared, every bit is."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -17,29 +16,18 @@ from torch import Tensor, nn
 
 from support.orders import epoch_order
 from support.runs import Run, run, side_by_side
-from support.scripts import functions_of
+from support.scripts import functions_of, script
 
 SEED = 5
 ONE = ("-n", "1", "-p", "asp")
 FLAGS = ("--threads", "1", "--seed", str(SEED), "--record", "0")
 
-PARTS = """
-import io
-import sys
-import traceback
-
-import torch
-from torch import nn
-
-import paceline
-
+PARTS = script("""
 HABITS = {}
-
 
 def habit(function):
     HABITS[function.__name__] = function
     return function
-
 
 class Part(nn.Module):
     def __init__(self):
@@ -49,7 +37,7 @@ class Part(nn.Module):
     def forward(self, x, first=True):
         hidden = torch.tanh(self.first(x))
         return self.second(hidden if first else hidden.detach())
-"""
+""")
 
 # --- one worker, no loader: each habit trains a part of the model that is its own -----------------------
 
@@ -58,27 +46,18 @@ LOOPS = (
     + """
 STEPS = 10
 
-
 def loss_of(part, step, first=True):
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
     return (part(x, first) - x[:, :3].cos()).square().mean()
-
 
 def build():
     torch.manual_seed(1)
     model = nn.ModuleDict({name: Part() for name in HABITS})
     model["big"] = nn.Linear(500, 500)
     model["thawed"].first.requires_grad_(False)
-    late = ("frozen_group", "added_group")
-    groups = [{"params": list(model[name].parameters())} for name in model if name not in late]
+    groups = [{"params": list(model[name].parameters())} for name in model]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
-    for layer, rate in (("first", 0.05), ("second", 0.02)):
-        optimizer.add_param_group({"params": getattr(model["added_group"], layer).parameters(), "lr": rate})
-        optimizer.add_param_group({"params": getattr(model["frozen_group"], layer).parameters(), "lr": rate})
-    for parameter in model["frozen_group"].first.parameters():
-        parameter.requires_grad = False
     return model, optimizer
-
 
 def train(model, optimizer):
     before_the_first_step(model)
@@ -91,52 +70,32 @@ def train(model, optimizer):
         optimizer.zero_grad()
     return seen
 
-
 def before_the_first_step(model):
     model["filled"].first.weight.data.fill_(0.25)
     with torch.no_grad():
         model["filled"].second.weight.mul_(3)
         model["filled"].second.bias.copy_(torch.arange(3.0))
-        model["filled_and_never_trained"].second.weight.fill_(0.5)
     values = model["loaded"].state_dict()
     model["loaded"].load_state_dict({name: value / 2 + 1 for name, value in values.items()})
 
+def one_step(part, optimizer, step=0, first=True, changed=lambda part: None):
+    optimizer.zero_grad()
+    loss = loss_of(part, step, first)
+    loss.backward()
+    changed(part)
+    optimizer.step()
+    return loss.item()
 
-def plain_loop(part, optimizer, first=lambda step: True):
-    losses = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_of(part, step, first(step))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
+def plain_loop(part, optimizer, **given):
+    return [one_step(part, optimizer, step, **given) for step in range(STEPS)]
 
 @habit
 def filled(model, part, optimizer):
-    return plain_loop(part, optimizer)
-
-
-@habit
-def filled_and_never_trained(model, part, optimizer):
-    return []
-
+    return plain_loop(part, optimizer, first=False)  # so the first layer stays as it was filled
 
 @habit
 def loaded(model, part, optimizer):
     return plain_loop(part, optimizer)
-
-
-@habit
-def added_group(model, part, optimizer):
-    return plain_loop(part, optimizer)
-
-
-@habit
-def frozen_group(model, part, optimizer):
-    return plain_loop(part, optimizer)
-
 
 @habit
 def frozen_midway(model, part, optimizer):
@@ -146,13 +105,11 @@ def frozen_midway(model, part, optimizer):
         losses += plain_loop(part, optimizer)
     return losses
 
-
 @habit
 def thawed(model, part, optimizer):
     losses = plain_loop(part, optimizer)
     part.first.requires_grad_(True)
     return losses + plain_loop(part, optimizer)
-
 
 @habit
 def rate_set_by_hand(model, part, optimizer):
@@ -166,26 +123,11 @@ def rate_set_by_hand(model, part, optimizer):
         group["lr"], group["momentum"] = rate, 0.9
     return losses
 
-
 @habit
 def clipped_by_norm(model, part, optimizer):
     norms = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(part, step).backward()
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
-        optimizer.step()
+    plain_loop(part, optimizer, changed=lambda _: norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
     return norms
-
-
-@habit
-def clipped_by_value(model, part, optimizer):
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(part, step).backward()
-        nn.utils.clip_grad_value_(part.parameters(), 0.01)
-        optimizer.step()
-
 
 def zeroed_with(zero, part, optimizer):
     sizes = []
@@ -196,35 +138,13 @@ def zeroed_with(zero, part, optimizer):
         sizes.append([None if p.grad is None else p.grad.abs().sum() for p in part.parameters()])
     return sizes
 
-
 @habit
 def zeroed_to_none(model, part, optimizer):
     return zeroed_with(lambda: optimizer.zero_grad(set_to_none=True), part, optimizer)
 
-
 @habit
 def zeroed_in_place(model, part, optimizer):
     return zeroed_with(lambda: optimizer.zero_grad(set_to_none=False), part, optimizer)
-
-
-@habit
-def zeroed_by_the_model(model, part, optimizer):
-    return zeroed_with(model.zero_grad, part, optimizer)
-
-
-@habit
-def zeroed_in_place_by_the_model(model, part, optimizer):
-    return zeroed_with(lambda: model.zero_grad(set_to_none=False), part, optimizer)
-
-
-@habit
-def gathered_gradients(model, part, optimizer):
-    for step in range(STEPS):
-        for more in range(3):
-            (loss_of(part, step + 100 * more, first=more == 1) / 3).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
 
 @habit
 def a_closure(model, part, optimizer):
@@ -239,7 +159,6 @@ def a_closure(model, part, optimizer):
         values.append(optimizer.step(closure).detach())
     return values
 
-
 @habit
 def averaged_model(model, part, optimizer):
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -247,36 +166,17 @@ def averaged_model(model, part, optimizer):
     of_all = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     of_part = AveragedModel(part)
     for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(part, step).backward()
-        optimizer.step()
+        one_step(part, optimizer, step)
         of_all.update_parameters(model)
         of_part.update_parameters(part)
     return [of_part.state_dict(), of_all.module["averaged_model"].state_dict()]
-
-
-@habit
-def averaged_by_references(model, part, optimizer):
-    references = [parameter.data for parameter in part.first.parameters()]
-    references += [parameter.detach() for parameter in part.second.parameters()]
-    averages = [reference.clone() for reference in references]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(part, step).backward()
-        optimizer.step()
-        for average, reference in zip(averages, references):
-            average.lerp_(reference, 0.1)
-    return [averages, references]
-
 
 @habit
 def averages_swapped_in_to_evaluate(model, part, optimizer):
     averages = [parameter.detach().clone() for parameter in part.parameters()]
     evaluated = []
     for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(part, step).backward()
-        optimizer.step()
+        one_step(part, optimizer, step)
         with torch.no_grad():
             for average, parameter in zip(averages, part.parameters()):
                 average.lerp_(parameter, 0.1)
@@ -290,39 +190,21 @@ def averages_swapped_in_to_evaluate(model, part, optimizer):
                     parameter.data.copy_(own)
     return evaluated
 
-
-@habit
-def a_graph_kept_across_a_step(model, part, optimizer):
-    loss = loss_of(part, 0)
-    loss.backward(retain_graph=True)
-    optimizer.step()
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        return ["modified by an inplace operation" in str(error)]
-    return ["no error"]
-
-
 @habit
 def saved_sub_module(model, part, optimizer):
     plain_loop(part, optimizer)
-    file = io.BytesIO()
-    torch.save(part.state_dict(), file)
-    assert file.tell() < 6_000, f"{file.tell()} bytes"
-    single = io.BytesIO()
-    torch.save(model.state_dict()["saved_sub_module.first.weight"], single)
-    assert single.tell() < 4_000, f"{single.tell()} bytes"
-    whole = io.BytesIO()
-    torch.save(model.state_dict(), whole)
-    assert whole.tell() < 1_200_000, f"{whole.tell()} bytes"
     present = {name: parameter.detach().clone() for name, parameter in part.named_parameters()}
-    values = [file, single, whole]
-    for value in values:
-        value.seek(0)
-    saved, single, whole = (torch.load(value, weights_only=True) for value in values)
+    states = [part.state_dict(), model.state_dict()["saved_sub_module.first.weight"], model.state_dict()]
+    loaded = []
+    for state, largest in zip(states, (6_000, 4_000, 1_200_000)):
+        file = io.BytesIO()
+        torch.save(state, file)
+        assert file.tell() < largest, f"{file.tell()} bytes"
+        file.seek(0)
+        loaded.append(torch.load(file, weights_only=True))
+    saved, single, whole = loaded
     of_whole = {name: whole[f"saved_sub_module.{name}"] for name in saved}
     return [saved, single, of_whole, present, plain_loop(part, optimizer)]
-
 
 if __name__ == "__main__":
     seen = train(*paceline.prepare(*build()))
@@ -335,11 +217,8 @@ if __name__ == "__main__":
 LOADED = (
     PARTS
     + """
-from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS, BATCHES, SAMPLES = 2, 7, 26  # by 4: the last one of 2
-
 
 class Normed(nn.Module):
     def __init__(self):
@@ -349,10 +228,8 @@ class Normed(nn.Module):
     def forward(self, x):
         return self.norm(self.inner(x))
 
-
 def loss_of(part, x, y):
     return nn.functional.mse_loss(part(x), y)
-
 
 def build():
     torch.manual_seed(2)
@@ -360,102 +237,33 @@ def build():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     data = TensorDataset(torch.randn(SAMPLES, 4), torch.randn(SAMPLES, 3))
     loader = DataLoader(data, batch_size=4)
-    before = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=EPOCHS * len(loader))
-    return model, optimizer, loader, before
+    return model, optimizer, loader
 
-
-def train(model, optimizer, loader, before):
+def train(model, optimizer, loader):
     seen = {}
     for name, function in HABITS.items():
         try:
-            seen[name] = function(model, model[name], optimizer, loader, before)
+            seen[name] = function(model, model[name], optimizer, loader)
         except Exception:
             seen[name] = traceback.format_exc()
         optimizer.zero_grad()
-        for group in optimizer.param_groups:
-            group["lr"], group["betas"] = 0.02, (0.9, 0.999)
     return seen
 
-
-def scheduled(part, optimizer, loader, scheduler, by_batch=False, by_loss=False):
-    rates = []
-    for epoch in range(EPOCHS):
-        total = 0.0
-        for x, y in loader:
-            loss = loss_of(part, x, y)
-            total += loss.item()
-            loss.backward()
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            optimizer.zero_grad()
-            if by_batch:
-                scheduler.step()
-        if not by_batch:
-            scheduler.step(*[total] if by_loss else [])
-    state = scheduler.state_dict()
-    return [rates, scheduler.get_last_lr(), state["last_epoch"]]
-
-
 @habit
-def one_cycle(model, part, optimizer, loader, before):
-    return scheduled(part, optimizer, loader, before, by_batch=True)
-
-
-@habit
-def one_cycle_made_after(model, part, optimizer, loader, before):
-    scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, epochs=EPOCHS, steps_per_epoch=len(loader))
-    return scheduled(part, optimizer, loader, scheduler, by_batch=True)
-
-
-@habit
-def warm_restarts(model, part, optimizer, loader, before):
-    scheduler = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3, T_mult=2)
-    return scheduled(part, optimizer, loader, scheduler, by_batch=True)
-
-
-@habit
-def by_function(model, part, optimizer, loader, before):
-    scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
-    return scheduled(part, optimizer, loader, scheduler, by_batch=True)
-
-
-@habit
-def by_epoch(model, part, optimizer, loader, before):
-    return scheduled(part, optimizer, loader, lr_scheduler.StepLR(optimizer, 1, gamma=0.3))
-
-
-@habit
-def on_plateau(model, part, optimizer, loader, before):
-    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.2, patience=0, threshold=0.9)
-    return scheduled(part, optimizer, loader, scheduler, by_loss=True)
-
-
-def gathered(part, optimizer, loader, set_to_none):
-    waiting, losses = 0, []
+def accumulated(model, part, optimizer, loader):
+    losses = []
     for epoch in range(EPOCHS):
         for x, y in loader:
             loss = loss_of(part, x, y) / 2
             loss.backward()
             losses.append(loss.item())
-            waiting += 1
-            if waiting == 2:
+            if len(losses) % 2 == 0:
                 optimizer.step()
-                optimizer.zero_grad(set_to_none=set_to_none)
-                waiting = 0
+                optimizer.zero_grad()
     return losses
 
-
 @habit
-def accumulated(model, part, optimizer, loader, before):
-    return gathered(part, optimizer, loader, set_to_none=True)
-
-
-@habit
-def accumulated_in_place(model, part, optimizer, loader, before):
-    return gathered(part, optimizer, loader, set_to_none=False)
-
-
-def scaled_with(zero, part, optimizer, loader):
+def scaled(model, part, optimizer, loader):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
     scales = []
     for epoch in range(EPOCHS):
@@ -469,23 +277,12 @@ def scaled_with(zero, part, optimizer, loader):
             nn.utils.clip_grad_norm_(part.parameters(), 0.5)
             scaler.step(optimizer)
             scaler.update()
-            zero()
+            optimizer.zero_grad()
             scales.append(scaler.get_scale())
     return scales
 
-
 @habit
-def scaled(model, part, optimizer, loader, before):
-    return scaled_with(optimizer.zero_grad, part, optimizer, loader)
-
-
-@habit
-def scaled_and_zeroed_by_the_model(model, part, optimizer, loader, before):
-    return scaled_with(model.zero_grad, part, optimizer, loader)
-
-
-@habit
-def batch_norm(model, part, optimizer, loader, before):
+def batch_norm(model, part, optimizer, loader):
     for epoch in range(EPOCHS):
         for x, y in loader:
             optimizer.zero_grad()
@@ -493,26 +290,15 @@ def batch_norm(model, part, optimizer, loader, before):
             optimizer.step()
     return [buffer.clone() for buffer in part.buffers()]
 
-
 if __name__ == "__main__":
-    model, optimizer, loader, before = build()
-    model, optimizer, loader = paceline.prepare(model, optimizer, loader)
-    torch.save(train(model, optimizer, loader, before), sys.argv[1])
+    torch.save(train(*paceline.prepare(*build())), sys.argv[1])
 """
 )
 
 # --- one worker: checkpoints ----------------------------------------------------------------------------
 
-CHECKPOINTS = """
-import sys
-
-import torch
-from torch import nn
-
-import paceline
-
+CHECKPOINTS = script("""
 STEPS = 8
-
 
 def build(seed, rate=0.03):
     torch.manual_seed(seed)
@@ -521,7 +307,6 @@ def build(seed, rate=0.03):
     optimizer = torch.optim.AdamW([*groups, {"params": model[1].parameters()}], lr=rate, amsgrad=True)
     return model, optimizer
 
-
 def train(model, optimizer, steps):
     for step in steps:
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
@@ -529,50 +314,33 @@ def train(model, optimizer, steps):
         (model(x) - x[:, :3].sin()).square().mean().backward()
         optimizer.step()
 
-
 def state_of(model, optimizer):
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-
 
 def resume(model, optimizer, state):
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     train(model, optimizer, range(STEPS, 2 * STEPS))
 
-
 if __name__ == "__main__":
-    what, file = sys.argv[1:]
+    file, what = sys.argv[1:]
     if what == "save":
         model, optimizer = paceline.prepare(*build(3))
         begun = optimizer.state_dict()
         train(model, optimizer, range(STEPS))
         torch.save(state_of(model, optimizer) | {"begun": begun}, file)
         train(model, optimizer, range(STEPS, 2 * STEPS))
-    elif what == "resume":
-        resume(*paceline.prepare(*build(4, rate=0.5)), torch.load(file))
     else:
-        state = state_of(*build(3))
-        model, optimizer = paceline.prepare(*build(3))
-        train(model, optimizer, range(1))
-        resume(model, optimizer, state)
-"""
+        resume(*paceline.prepare(*build(4, rate=0.5)), torch.load(file))
+""")
 
 # --- one worker: a scaler that leaves unscaling and skipping to the optimizer -----------------------------
 
-FUSED = """
-import sys
-
-import torch
-from torch import nn
-
-import paceline
-
-
+FUSED = script("""
 def build():
     torch.manual_seed(10)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
-
 
 def train(model, optimizer):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -587,61 +355,16 @@ def train(model, optimizer):
         scales.append(scaler.get_scale())
     return scales
 
-
 if __name__ == "__main__":
     torch.save(train(*paceline.prepare(*build())), sys.argv[1])
-"""
+""")
 
-# --- one worker: torch.compile --------------------------------------------------------------------------
+# --- one worker: a loader with everything of the script's own ---------------------------------------------
 
-COMPILED = """
-import sys
-
-import torch
-from torch import nn
-
-import paceline
-
-
-def build():
-    torch.manual_seed(6)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    return model, torch.optim.Adam(model.parameters(), lr=0.02)
-
-
-def train(model, optimizer):
-    for step in range(10):
-        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        (model(x) - x[:, :3].sin()).square().mean().backward()
-        optimizer.step()
-
-
-if __name__ == "__main__":
-    when, backend = sys.argv[1:]
-    model, optimizer = build()
-    if when == "before":
-        model = torch.compile(model, backend=backend)
-    model, optimizer = paceline.prepare(model, optimizer)
-    if when == "after":
-        model = torch.compile(model, backend=backend)
-    train(model, optimizer)
-"""
-
-# --- one worker: loaders --------------------------------------------------------------------------------
-
-LOADERS = """
-import os
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, Sampler, WeightedRandomSampler, default_collate, get_worker_info
-
-import paceline
+LOADER = script("""
+from torch.utils.data import Sampler, WeightedRandomSampler, default_collate, get_worker_info
 
 EPOCHS, SAMPLES = 3, 30
-
 
 class Rows(Dataset):
     offset = None  # what worker_init_fn opens, connects to, or sets
@@ -653,20 +376,7 @@ class Rows(Dataset):
         x = torch.full((4,), one / 10.0)
         return {"x": x + (0.0 if self.offset is None else self.offset), "one": one, "pid": os.getpid()}
 
-
-class LongestFirst(Sampler):
-    '''Some of the samples, in an order of its own.'''
-
-    def __len__(self):
-        return SAMPLES - 3
-
-    def __iter__(self):
-        return iter(sorted(torch.randperm(SAMPLES).tolist()[3:], key=lambda one: -(one % 7)))
-
-
-class Buckets(Sampler):
-    '''Batches of unequal sizes.'''
-
+class Buckets(Sampler):  # batches of unequal sizes
     def __init__(self, sampler):
         self.sampler = sampler
 
@@ -674,37 +384,29 @@ class Buckets(Sampler):
         return 6
 
     def __iter__(self):
-        ids = list(self.sampler)
+        ids = sorted(self.sampler, key=lambda one: -(one % 7))
         return iter([ids[:2], ids[2:8], ids[8:9], ids[9:15], ids[15:20], ids[20:]])
-
 
 def collated(samples):
     return {**default_collate(samples), "sizes": [len(samples)]}
-
 
 def started(number):
     assert number == get_worker_info().id
     get_worker_info().dataset.offset = 0.5
 
-
-def build(kind):
+def build():
     torch.manual_seed(7)
-    if kind == "processes":
-        loader = DataLoader(
-            Rows(),
-            batch_size=4,
-            sampler=WeightedRandomSampler([1 + one % 3 for one in range(SAMPLES)], 50),
-            num_workers=2,
-            persistent_workers=True,
-            pin_memory=True,
-            collate_fn=collated,
-            worker_init_fn=started,
-        )
-    else:
-        loader = DataLoader(Rows(), batch_sampler=Buckets(LongestFirst()), collate_fn=collated)
+    loader = DataLoader(
+        Rows(),
+        batch_sampler=Buckets(WeightedRandomSampler([1 + one % 3 for one in range(SAMPLES)], 27)),
+        num_workers=2,
+        persistent_workers=True,
+        pin_memory=True,
+        collate_fn=collated,
+        worker_init_fn=started,
+    )
     model = nn.Linear(4, 1)
     return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), loader
-
 
 def train(model, optimizer, loader):
     seen, pids = [], []
@@ -717,97 +419,23 @@ def train(model, optimizer, loader):
             optimizer.step()
     return {"seen": seen, "pids": pids}
 
-
 if __name__ == "__main__":
-    model, optimizer, loader = paceline.prepare(*build(sys.argv[1]))
-    torch.save(train(model, optimizer, loader) | {"pid": os.getpid(), "length": len(loader)}, sys.argv[2])
-"""
+    model, optimizer, loader = paceline.prepare(*build())
+    torch.save(train(model, optimizer, loader) | {"pid": os.getpid(), "length": len(loader)}, sys.argv[1])
+""")
 
-# --- two workers ----------------------------------------------------------------------------------------
-
-PAIR = """
-import sys
-
-import torch
-from torch import nn
-
-import paceline
-
-STEPS = 12
-
-torch.manual_seed(8)
-model = nn.ModuleDict({"norm": nn.BatchNorm1d(4), "filled": nn.Linear(4, 2), "kept": nn.Linear(2, 2)})
-model["norm"].register_buffer("flag", torch.tensor(True))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-model, optimizer = paceline.prepare(model, optimizer)
-model["filled"].weight.data.fill_(0.75)
-with torch.no_grad():
-    model["kept"].weight.copy_(torch.arange(4.0).view(2, 2))
-filled = model["filled"].weight.detach().clone()
-for step in range(STEPS):
-    for _ in range(1 + paceline.worker()):
-        y = model["norm"](torch.randn(8, 4))
-    (y.square().sum() / 10 + model["filled"].weight.sum()).backward()
-    buffers = {name: value.clone() for name, value in model["norm"].named_buffers()}
-    optimizer.step()
-    optimizer.zero_grad()
-torch.save({"buffers": buffers, "filled": filled}, f"{sys.argv[1]}.{paceline.worker()}")
-"""
-
-ONE_CYCLE = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-EPOCHS = 3
-
-torch.manual_seed(9)
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-loader = DataLoader(TensorDataset(torch.randn(52, 4)), batch_size=4, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=EPOCHS)
-scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=EPOCHS * len(loader))
-for epoch in range(EPOCHS):
-    for (x,) in loader:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        scheduler.step()
-print("total", scheduler.total_steps, "made", scheduler.last_epoch)
-"""
-
-QUICK_AND_SLOW = """
-[cluster]
-compute = "3ms"
-[[worker]]
-index = 1
-speed = 0.1
-"""
-
-STREAM = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
-
-import paceline
+# --- a stream -------------------------------------------------------------------------------------------
 
 
+STREAM = script("""
 class Stream(IterableDataset):
     def __iter__(self):
         me = paceline.worker()
         return iter(torch.arange(100.0 * me, 100.0 * me + 10 + 4 * me))
 
-
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-loader = DataLoader(Stream(), batch_size=2)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader)
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(Stream(), batch_size=2))
 seen = []
 for epoch in range(2):
     for x in loader:
@@ -816,17 +444,11 @@ for epoch in range(2):
         model(x.unsqueeze(1)).square().mean().backward()
         optimizer.step()
 torch.save(seen, f"{sys.argv[1]}.{paceline.worker()}")
-"""
+""")
 
 # --- refused --------------------------------------------------------------------------------------------
 
-REFUSED = """
-import torch
-from torch import nn
-
-import paceline
-
-torch.manual_seed(0)
+REFUSED = script("""
 model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
 optimizer = torch.optim.Adam(model[0].parameters(), lr=0.1)
 state = optimizer.state_dict()
@@ -838,15 +460,20 @@ for step in range(3):
     if step == 0:
         {habit}
 print("went on")
-"""
+""")
 
 REFUSALS = {
-    "clamped": "model[0].weight.data.clamp_(-0.001, 0.001)",
-    "loaded late": "state['state'] = {0: {'step': torch.ones(())}}; optimizer.load_state_dict(state)",
-    "group added late": "optimizer.add_param_group({'params': model[1].parameters()})",
+    "parameters are clamped": ("model[0].weight.data.clamp_(-0.001, 0.001)", '"0.weight"'),
+    "their data is replaced": ("model[0].weight.data = model[0].weight.data.clamp(-0.1, 0.1)", '"0.weight"'),
+    "a state is loaded": (
+        "state['state'] = {0: {'step': torch.ones(())}}; optimizer.load_state_dict(state)",
+        "before the first step",
+    ),
+    "a group is added": ("optimizer.add_param_group({'params': model[1].parameters()})", "add_param_group()"),
 }
 
 Runs = dict[str, Future[Run]]
+ALONE = {"loops": LOOPS, "loaded": LOADED, "fused": FUSED, "loader": LOADER}
 
 
 @pytest.fixture(scope="module")
@@ -857,33 +484,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> Iterator[Runs]:
     """The runs that this module looks at, by name. What a script saves is in `folder`, under the same name."""
-    (folder / "uneven.toml").write_text(QUICK_AND_SLOW)
-    script = functions_of(CHECKPOINTS)
-    model, optimizer = script.build(3)
-    script.train(model, optimizer, range(script.STEPS))
-    torch.save(script.state_of(model, optimizer), folder / "plain")
+    twin = functions_of(CHECKPOINTS)
+    model, optimizer = twin.build(3)
+    twin.train(model, optimizer, range(twin.STEPS))
+    torch.save(twin.state_of(model, optimizer), folder / "plain")
 
-    calls: dict[str, Callable[[], Run]] = {}
+    def call(file: str, text: str, *flags: str, args: tuple[str, ...] = ()) -> partial[Run]:
+        return partial(run, text, *(flags or ONE), *FLAGS, args=[str(folder / file), *args], tmp_path=folder)
 
-    def add(name: str, script: str, *flags: str, args: tuple[str, ...] = (), file: str | None = None) -> None:
-        every = [*args, str(folder / (file or name))] if file != "" else list(args)
-        calls[name] = partial(run, script, *flags, *FLAGS, args=every, tmp_path=folder)
-
-    quiet = ("--tee", "none")
-    add("loops", LOOPS, *ONE, *quiet)
-    add("loaded", LOADED, *ONE, *quiet)
-    add("save", CHECKPOINTS, *ONE, *quiet, args=("save",))
-    add("resume", CHECKPOINTS, *ONE, *quiet, args=("resume",), file="plain")
-    add("fused", FUSED, *ONE, *quiet)
-    add("compiled before", COMPILED, *ONE, *quiet, args=("before", "eager"), file="")
-    add("compiled after", COMPILED, *ONE, *quiet, args=("after", "aot_eager"), file="")
-    add("processes", LOADERS, *ONE, *quiet, args=("processes",))
-    add("samplers", LOADERS, *ONE, *quiet, args=("samplers",))
-    add("pair", PAIR, "-n", "2", "-p", "bsp", "--saves", "all", *quiet)
-    add("one cycle", ONE_CYCLE, "-n", "2", "-p", "asp", "--scenario", str(folder / "uneven.toml"), *quiet, file="")
-    add("stream", STREAM, "-n", "2", "-p", "asp", "--saves", "all")
-    for name, habit in REFUSALS.items():
-        add(name, REFUSED.replace("{habit}", habit), *ONE, file="")
+    calls = {name: call(name, text) for name, text in ALONE.items()}
+    calls["save"] = call("save", CHECKPOINTS, args=("save",))
+    calls["resume"] = call("plain", CHECKPOINTS, args=("resume",))
+    calls["stream"] = call("stream", STREAM, "-n", "2", "-p", "asp", "--saves", "all")
+    for name, (habit, _) in REFUSALS.items():
+        calls[name] = call(name, REFUSED.replace("{habit}", habit))
     with side_by_side(calls) as futures:
         yield futures
 
@@ -900,7 +514,7 @@ class Twins:
     """As trained here."""
     begun: nn.Module
 
-    def same(self, habit: str, moved: bool = True) -> Any:
+    def same(self, habit: str) -> Any:
         """The habit returned the same, and its part of the model ended with the same bits. Returns what it returned."""
         here, there = self.plain_seen[habit], self.seen[habit]
         assert not isinstance(here, str), here
@@ -910,25 +524,26 @@ class Twins:
         names = [name for name in begun if name.startswith(f"{habit}.")]
         for name in names:
             assert torch.equal(final[name], self.model.state_dict()[name]), name
-        assert moved is any(not torch.equal(final[name], begun[name]) for name in names)
+        assert any(not torch.equal(final[name], begun[name]) for name in names)
         return here
 
 
-def _twins(ended: Run, file: Path, text: str) -> Twins:
-    script = functions_of(text)
-    begun, model = script.build()[0], script.build()
-    plain_seen = script.train(*model)
-    return Twins(ended.completed(), torch.load(file), plain_seen, model[0], begun)
+def _twins(name: str, runs: Runs, folder: Path) -> Twins:
+    ended = runs[name].result().completed()
+    twin = functions_of(ALONE[name])
+    begun, model = twin.build()[0], twin.build()
+    plain_seen = twin.train(*model)
+    return Twins(ended, torch.load(folder / name), plain_seen, model[0], begun)
 
 
 @pytest.fixture(scope="module")
 def loops(runs: Runs, folder: Path) -> Twins:
-    return _twins(runs["loops"].result(), folder / "loops", LOOPS)
+    return _twins("loops", runs, folder)
 
 
 @pytest.fixture(scope="module")
 def loaded(runs: Runs, folder: Path) -> Twins:
-    return _twins(runs["loaded"].result(), folder / "loaded", LOADED)
+    return _twins("loaded", runs, folder)
 
 
 def _assert_same(left: Any, right: Any, where: str) -> None:
@@ -949,124 +564,32 @@ def _assert_same(left: Any, right: Any, where: str) -> None:
         assert left == right, where
 
 
-def _the_line(ended: Run) -> str:
-    """What a refused run says: one line, and exit code 2."""
-    assert ended.code == 2, ended.out + ended.err
-    assert "Traceback" not in ended.out + ended.err
-    lines = [line for line in ended.err.splitlines() if line.startswith("paceline: ")]
-    assert len(lines) == 1, ended.err
-    return lines[0]
+# --- without a loader -----------------------------------------------------------------------------------
+
+HABITS = [
+    "filled",
+    "loaded",
+    "frozen_midway",
+    "thawed",
+    "rate_set_by_hand",
+    "clipped_by_norm",
+    "a_closure",
+    "averaged_model",
+    "averages_swapped_in_to_evaluate",
+]
 
 
-# --- parameters changed in place ------------------------------------------------------------------------
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_habit_of_a_training_loop_has_the_effect_that_it_has_in_plain_pytorch(habit: str, loops: Twins) -> None:
+    loops.same(habit)
 
 
-@pytest.mark.long
-def test_parameters_changed_in_place_before_the_first_step_are_adopted(loops: Twins) -> None:
-    loops.same("filled")
-    loops.same("filled_and_never_trained")
-
-
-def test_a_model_s_state_loaded_between_prepare_and_the_first_step_is_adopted(loops: Twins) -> None:
-    loops.same("loaded")
-
-
-@pytest.mark.long
-def test_what_two_workers_alike_changed_in_place_before_the_first_step_is_adopted(runs: Runs, folder: Path) -> None:
-    final = runs["pair"].result().completed().final()
-    assert torch.equal(final["filled.weight"], torch.full((2, 4), 0.75 - 12 * 0.125))
-    assert torch.equal(final["kept.weight"], torch.arange(4.0).view(2, 2))
-    for worker in range(2):
-        assert torch.equal(torch.load(folder / f"pair.{worker}")["filled"], torch.full((2, 4), 0.75))
-
-
-def test_a_parameter_changed_in_place_after_a_step_is_refused_in_one_line_with_its_name(runs: Runs) -> None:
-    assert '"0.weight"' in _the_line(runs["clamped"].result())
-
-
-def test_averages_swapped_in_to_evaluate_and_out_again_are_no_change(loops: Twins) -> None:
-    assert len(loops.same("averages_swapped_in_to_evaluate")) == 6
-
-
-# --- groups, freezing, rates ----------------------------------------------------------------------------
-
-
-def test_a_group_added_before_prepare_trains_with_its_own_rate(loops: Twins) -> None:
-    loops.same("added_group")
-
-
-def test_a_group_added_after_prepare_is_refused_in_one_line_that_says_what_to_do(runs: Runs) -> None:
-    line = _the_line(runs["group added late"].result())
-    assert "add_param_group()" in line
-    assert "before" in line
-
-
-def test_a_frozen_group_stays_and_its_neighbours_train(loops: Twins) -> None:
-    loops.same("frozen_group")
-    final, begun = loops.ended.final(), loops.begun.state_dict()
-    for name, moved in (("first", False), ("second", True)):
-        key = f"frozen_group.{name}.weight"
-        assert moved is not torch.equal(final[key], begun[key])
-
-
-def test_a_layer_frozen_in_mid_training_stays_until_it_is_thawed(loops: Twins) -> None:
-    loops.same("frozen_midway")
-
-
-def test_a_layer_that_was_frozen_at_prepare_trains_once_it_is_thawed(loops: Twins) -> None:
-    loops.same("thawed")
-    key = "thawed.first.weight"
-    assert not torch.equal(loops.ended.final()[key], loops.begun.state_dict()[key])
-
-
-def test_hyperparameters_set_by_hand_in_mid_training_count_from_the_next_step(loops: Twins) -> None:
-    loops.same("rate_set_by_hand")
-
-
-# --- gradients ------------------------------------------------------------------------------------------
-
-
-def test_gradients_clipped_by_norm_are_what_is_applied(loops: Twins) -> None:
-    norms = loops.same("clipped_by_norm")
-    assert max(norms) > 0.1
-
-
-def test_gradients_clipped_by_value_are_what_is_applied(loops: Twins) -> None:
-    loops.same("clipped_by_value")
-
-
-def test_every_way_to_zero_the_gradients_leaves_what_it_leaves_in_plain_pytorch(loops: Twins) -> None:
-    for habit in ("zeroed_to_none", "zeroed_by_the_model"):
-        assert loops.same(habit)[0] == [None] * 4
-    for habit in ("zeroed_in_place", "zeroed_in_place_by_the_model"):
-        assert loops.same(habit)[0] == [torch.tensor(0.0)] * 4
+def test_gradients_that_are_zeroed_in_place_or_removed_are_as_in_plain_pytorch(loops: Twins) -> None:
+    assert loops.same("zeroed_to_none")[0] == [None] * 4
+    assert loops.same("zeroed_in_place")[0] == [torch.tensor(0.0)] * 4
     final = loops.ended.final()
     last = [final[f"{habit}.first.weight"] for habit in ("zeroed_to_none", "zeroed_in_place")]
     assert not torch.equal(*last)  # a gradient of zeros is none that is missing: momentum and decay go on
-
-
-def test_gradients_of_several_backward_passes_add_up(loops: Twins) -> None:
-    loops.same("gathered_gradients")
-
-
-def test_a_closure_is_called_once_and_its_value_returned(loops: Twins) -> None:
-    assert len(loops.same("a_closure")) == 10
-
-
-def test_a_graph_kept_across_a_step_is_refused_by_autograd_as_in_plain_pytorch(loops: Twins) -> None:
-    assert loops.same("a_graph_kept_across_a_step") == [True]
-
-
-# --- averages and copies --------------------------------------------------------------------------------
-
-
-def test_an_averaged_model_follows_the_parameters(loops: Twins) -> None:
-    loops.same("averaged_model")
-
-
-def test_an_average_by_references_taken_once_follows_the_parameters(loops: Twins) -> None:
-    averages, references = loops.same("averaged_by_references")
-    assert not torch.equal(averages[0], references[0])
 
 
 def test_a_sub_module_saved_in_mid_training_is_small_and_of_the_present_version(loops: Twins) -> None:
@@ -1076,45 +599,16 @@ def test_a_sub_module_saved_in_mid_training_is_small_and_of_the_present_version(
     assert torch.equal(single, present["first.weight"])
 
 
-# --- schedulers -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("what", REFUSALS)
+def test_what_comes_too_late_after_the_first_step_is_refused_in_one_line_with_its_name(what: str, runs: Runs) -> None:
+    ended = runs[what].result()
+    assert ended.code == 2, ended.out + ended.err
+    assert "Traceback" not in ended.out + ended.err
+    (line,) = [line for line in ended.err.splitlines() if line.startswith("paceline: ")]
+    assert REFUSALS[what][1] in line
 
 
-@pytest.mark.parametrize("habit", ["one_cycle", "one_cycle_made_after", "warm_restarts", "by_function"])
-def test_a_scheduler_by_batch_gives_the_rates_that_it_gives_in_plain_pytorch(habit: str, loaded: Twins) -> None:
-    rates, _, last = loaded.same(habit)
-    assert len(set(rates)) > 6
-    assert last == len(rates) == 14
-
-
-@pytest.mark.parametrize("habit", ["by_epoch", "on_plateau"])
-def test_a_scheduler_by_epoch_gives_the_rates_that_it_gives_in_plain_pytorch(habit: str, loaded: Twins) -> None:
-    rates, end, _ = loaded.same(habit)
-    assert len({*rates, *end}) > 1
-
-
-def test_the_ledger_has_the_rates_of_all_schedulers(loaded: Twins) -> None:
-    rows = [json.loads(text) for (text,) in loaded.ended.rows("SELECT learning_rates FROM pushes ORDER BY step")]
-    habits = ("one_cycle", "one_cycle_made_after", "warm_restarts", "by_function", "by_epoch", "on_plateau")
-    scheduled = [rate for habit in habits for rate in loaded.plain_seen[habit][0]]
-    assert [row[0] for row in rows[: len(scheduled)]] == scheduled
-
-
-def test_no_scheduler_finds_anything_to_warn_of(loaded: Twins) -> None:
-    assert "Warning" not in loaded.ended.log(0)
-
-
-def test_with_two_workers_a_one_cycle_by_batch_never_runs_past_its_total(runs: Runs) -> None:
-    ended = runs["one cycle"].result().completed()
-    made = []
-    for worker in range(2):
-        (line,) = [line for line in ended.log(worker).splitlines() if line.startswith("total")]
-        assert line.split()[:2] == ["total", "39"]
-        made.append(int(line.split()[-1]))
-    assert sum(made) == ended.summary["steps"] == 39
-    assert made[0] > made[1]  # more than its half
-
-
-# --- accumulation and mixed precision -------------------------------------------------------------------
+# --- with a loader --------------------------------------------------------------------------------------
 
 
 def _uses(loaded: Twins, habit: str) -> list[tuple[int, str]]:
@@ -1123,10 +617,9 @@ def _uses(loaded: Twins, habit: str) -> list[tuple[int, str]]:
     return loaded.ended.rows("SELECT step, used FROM batches WHERE epoch IN (?, ?) ORDER BY rowid", epoch, epoch + 1)
 
 
-@pytest.mark.parametrize("habit", ["accumulated", "accumulated_in_place"])
-def test_gradients_accumulated_over_batches_are_one_push_for_each_step(habit: str, loaded: Twins) -> None:
-    loaded.same(habit)
-    uses = _uses(loaded, habit)
+def test_gradients_accumulated_over_batches_are_one_push_for_each_step(loaded: Twins) -> None:
+    loaded.same("accumulated")
+    uses = _uses(loaded, "accumulated")
     assert [used for _, used in uses] == ["step"] * 14
     steps = [step for step, _ in uses]
     assert steps == [steps[0] + number // 2 for number in range(14)]
@@ -1134,53 +627,28 @@ def test_gradients_accumulated_over_batches_are_one_push_for_each_step(habit: st
     assert pushes == [(7,)]
 
 
-@pytest.mark.parametrize("habit", ["scaled", "scaled_and_zeroed_by_the_model"])
-def test_a_step_that_the_scaler_skips_is_none_and_its_scale_goes_down(habit: str, loaded: Twins) -> None:
-    scales = loaded.same(habit)
+def test_a_step_that_the_scaler_skips_is_none_and_its_batches_are_consumed_and_not_applied(loaded: Twins) -> None:
+    scales = loaded.same("scaled")
     assert scales[9] == scales[8] / 2
     assert max(scales) > scales[0]
-
-
-@pytest.mark.parametrize("habit", ["scaled", "scaled_and_zeroed_by_the_model"])
-def test_the_batches_of_a_step_that_the_scaler_skips_are_consumed_and_not_applied(habit: str, loaded: Twins) -> None:
-    uses = [used for _, used in _uses(loaded, habit)]
-    assert sorted(uses) == ["skipped"] + ["step"] * 13
-
-
-def test_every_sample_counts_but_those_of_the_steps_that_the_scaler_skipped(loaded: Twins) -> None:
+    assert sorted(used for _, used in _uses(loaded, "scaled")) == ["skipped"] + ["step"] * 13
     total = 2 * 26 * len(loaded.plain_seen)
-    assert (loaded.ended.summary["samples"], loaded.ended.summary["samples_missed"]) == (total - 2 * 4, 0)
+    assert (loaded.ended.summary["samples"], loaded.ended.summary["samples_missed"]) == (total - 4, 0)
 
 
 def test_a_fused_optimizer_unscales_and_skips_what_a_scaler_leaves_to_it(runs: Runs, folder: Path) -> None:
     final = runs["fused"].result().completed().final()
-    script = functions_of(FUSED)
-    model, optimizer = script.build()
-    scales = script.train(model, optimizer)
+    twin = functions_of(FUSED)
+    model, optimizer = twin.build()
+    scales = twin.train(model, optimizer)
     assert scales[3] == scales[2] / 2
     assert torch.load(folder / "fused") == scales
     _assert_same(final, model.state_dict(), "final")
 
 
-# --- BatchNorm ------------------------------------------------------------------------------------------
-
-
 def test_one_worker_s_batch_norm_is_plain_pytorch_s(loaded: Twins) -> None:
     loaded.same("batch_norm")
     assert loaded.ended.final()["batch_norm.norm.num_batches_tracked"] == 14
-
-
-def test_of_two_workers_batch_norms_the_largest_count_and_the_mean_of_the_statistics_are_recorded(
-    runs: Runs, folder: Path
-) -> None:
-    final = runs["pair"].result().completed().final()
-    one, two = (torch.load(folder / f"pair.{worker}")["buffers"] for worker in range(2))
-    assert (one["num_batches_tracked"], two["num_batches_tracked"]) == (12, 24)
-    assert final["norm.num_batches_tracked"] == 24
-    for name in ("running_mean", "running_var"):
-        assert not torch.equal(one[name], two[name])
-        assert torch.equal(final[f"norm.{name}"], (one[name] + two[name]) / 2)
-    assert final["norm.flag"]
 
 
 # --- the optimizer's state ------------------------------------------------------------------------------
@@ -1194,41 +662,15 @@ def test_the_optimizer_s_state_after_some_steps_is_plain_pytorch_s(runs: Runs, f
     assert (folder / "save").stat().st_size < 2 * (folder / "plain").stat().st_size
 
 
-def test_a_checkpoint_from_a_run_goes_on_in_plain_pytorch(runs: Runs, folder: Path) -> None:
-    final = runs["save"].result().completed().final()
-    script = functions_of(CHECKPOINTS)
-    model, optimizer = script.build(4, rate=0.5)
-    script.resume(model, optimizer, torch.load(folder / "save"))
-    _assert_same(final, model.state_dict(), "resumed")
-
-
-def test_a_checkpoint_loaded_between_prepare_and_the_first_step_goes_on_as_in_plain_pytorch(
-    runs: Runs, folder: Path
+@pytest.mark.parametrize(("ended", "saved"), [("save", "save"), ("resume", "plain")])
+def test_a_checkpoint_of_a_run_goes_on_in_plain_pytorch_and_one_of_plain_pytorch_in_a_run(
+    ended: str, saved: str, runs: Runs, folder: Path
 ) -> None:
-    final = runs["resume"].result().completed().final()
-    script = functions_of(CHECKPOINTS)
-    model, optimizer = script.build(4, rate=0.5)
-    script.resume(model, optimizer, torch.load(folder / "plain"))
+    final = runs[ended].result().completed().final()
+    twin = functions_of(CHECKPOINTS)
+    model, optimizer = twin.build(4, rate=0.5)
+    twin.resume(model, optimizer, torch.load(folder / saved))
     _assert_same(final, model.state_dict(), "resumed")
-
-
-def test_another_state_of_the_optimizer_loaded_after_a_step_is_refused_in_one_line(runs: Runs) -> None:
-    line = _the_line(runs["loaded late"].result())
-    assert "optimizer" in line
-    assert "before the first step" in line
-
-
-# --- torch.compile --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_model_compiled_before_or_after_prepare_trains_as_in_plain_pytorch(when: str, runs: Runs) -> None:
-    ended = runs[f"compiled {when}"].result().completed()
-    script = functions_of(COMPILED)
-    model, optimizer = script.build()
-    script.train(model, optimizer)
-    final = {name.removeprefix("_orig_mod."): value for name, value in ended.final().items()}
-    _assert_same(final, model.state_dict(), "final")
 
 
 # --- loaders --------------------------------------------------------------------------------------------
@@ -1246,58 +688,33 @@ class Ordered:
             yield self.loader.collate_fn([self.loader.dataset[one] for one in ids])
 
 
-def _loader_twin(kind: str, runs: Runs, folder: Path) -> dict[str, Any]:
-    """What the run with that loader saw, once it was found to be what is seen here."""
-    ended = runs[kind].result().completed()
-    there = torch.load(folder / kind)
-    script = functions_of(LOADERS)
-    model, optimizer, loader = script.build(kind)
-    if kind == "processes":
-        loader.dataset.offset = 0.5  # as `started` does in a loader's process
-    here = script.train(model, optimizer, Ordered(loader))
+def test_a_loader_s_own_samplers_collate_fn_and_processes_decide_what_its_batches_are(runs: Runs, folder: Path) -> None:
+    ended = runs["loader"].result().completed()
+    there = torch.load(folder / "loader")
+    twin = functions_of(LOADER)
+    model, optimizer, loader = twin.build()
+    loader.dataset.offset = 0.5  # as `started` does in a loader's process
+    here = twin.train(model, optimizer, Ordered(loader))
     assert there["length"] == len(loader)
     _assert_same(there["seen"], here["seen"], "seen")
     _assert_same(ended.final(), model.state_dict(), "final")
-    return there
-
-
-def test_a_sampler_and_a_batch_sampler_of_the_script_s_own_decide_the_batches(runs: Runs, folder: Path) -> None:
-    seen = _loader_twin("samplers", runs, folder)["seen"]
-    assert {len(ids) for ids, *_ in seen[:6]} == {1, 2, 5, 6, 7}
-    assert sorted(one for ids, *_ in seen[:6] for one in ids) != sorted(one for ids, *_ in seen[6:12] for one in ids)
-
-
-def test_loader_processes_with_a_weighted_sampler_a_collate_fn_and_a_worker_init_fn_fetch_the_same(
-    runs: Runs, folder: Path
-) -> None:
-    seen = _loader_twin("processes", runs, folder)["seen"]
-    ids = [one for batch, *_ in seen[:13] for one in batch]
-    assert len(ids) == 50
-    assert len(set(ids)) < 30  # drawn with replacement
-
-
-def test_persistent_loader_processes_persist(runs: Runs, folder: Path) -> None:
-    runs["processes"].result().completed()
-    there = torch.load(folder / "processes")
+    first, second = ([one for ids, *_ in there["seen"][at : at + 6] for one in ids] for at in (0, 6))
+    assert len(first) == 27
+    assert sorted(first) != sorted(second)
+    assert len(set(first)) < 25  # drawn with replacement
+    assert ended.log(0).count("Warning") <= 1  # of memory that is pinned for no GPU
     pids = {pid for batch in there["pids"] for pid in batch}
-    assert len(pids) == 2
+    assert len(pids) == 2, "persistent processes persist"
     assert there["pid"] not in pids
 
 
-def test_pinning_memory_without_a_gpu_is_one_warning_at_most(runs: Runs) -> None:
-    log = runs["processes"].result().completed().log(0)
-    assert log.count("Warning") <= 1
-
-
-def test_of_a_stream_each_worker_iterates_its_own(runs: Runs, folder: Path) -> None:
-    runs["stream"].result().completed()
+def test_of_a_stream_each_worker_iterates_its_own_and_one_line_says_that_it_is_not_shared_out(
+    runs: Runs, folder: Path
+) -> None:
+    ended = runs["stream"].result().completed()
     assert torch.load(folder / "stream.0") == [float(one) for one in range(10)] * 2
     assert torch.load(folder / "stream.1") == [float(one) for one in range(100, 114)] * 2
-
-
-def test_of_a_stream_the_samples_are_not_counted_and_one_line_says_that_it_is_not_shared_out(runs: Runs) -> None:
-    ended = runs["stream"].result().completed()
     assert ended.summary["steps"] == 10 + 14
     assert ended.summary["samples"] is None
-    lines = [line for line in (ended.out + ended.err).splitlines() if "IterableDataset" in line]
-    assert len(lines) == 1, ended.out + ended.err
+    lines = [line for line in ended.err.splitlines() if "IterableDataset" in line]
+    assert len(lines) == 1, ended.err

@@ -12,18 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.core.choice import choose
 from paceline.errors import ConfigError, PeerLost, RunFailed
 from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Mapping, Region
 from paceline.ipc.messages.worker import MakeStep, SnapshotTaken
-from paceline.protocols import registry
 from paceline.training.device import accelerator
 from paceline.training.device.copier import UNLOCKED, Copier
 from paceline.training.device.device_push import DeviceGradients, DeviceUpdates
 from paceline.training.holders.choice import _on_device, holder_of
 from paceline.training.holders.holder import Holder
-from paceline.training.holders.parameter_views import OwnMemory, Windowed
+from paceline.training.holders.parameter_views import Windowed
 from paceline.training.holders.push import AT_ONCE, AreaPush, NoPush, OverlappedPush
 from paceline.training.holders.replica import DeviceReplica, ReplicaHolder
 from paceline.training.holders.stored import OwnStep, WindowHolder
@@ -379,38 +377,6 @@ def test_a_step_pushes_what_the_optimizer_subtracts_and_says_of_which_parameters
     assert case.optimizer.param_groups[0]["lr"] == RATE
 
 
-class Halves(AreaPush):
-    """Pushes half of each update, which then counts twice."""
-
-    def __init__(self, joined: TrainingContext) -> None:
-        super().__init__(joined)
-        self._updates = [torch.zeros(parameter.shape) for parameter in joined.parameters]
-
-    def room(self) -> list[Tensor]:
-        return self._updates
-
-    def made(self, present: list[bool]) -> None:
-        torch._foreach_copy_(super().room(), [update / 2 for update in self._updates])
-        super().made(present)
-
-    def pushed(self, number: int) -> list[Tensor | None]:
-        return [None if half is None else 2 * half for half in super().pushed(number)]
-
-
-def test_updates_may_be_pushed_in_another_form_than_they_are_made_in() -> None:
-    case = Case("own-step")
-    case.holder = OwnStep(case.joined, Halves(case.joined), OwnMemory(case.places, case.joined.parameters))
-    case.holder.show(FIRST)
-    case.holder.use(case.area)
-    case.compute()
-    case.holder.step()
-    updates, present, _ = case.pushed()
-    assert (updates[:2], present) == ([[RATE * SCALE / 2], [RATE * SCALE]], [1, 1, 0])
-    case.write(SECOND, 8.0)
-    case.holder.install(SECOND, [(case.area, 1.0)])
-    assert case.shown() == [[8.0 - RATE * SCALE], [8.0 - 2 * RATE * SCALE], [8.0]]
-
-
 @of(*PUSHES_NOTHING)
 def test_a_step_of_a_replica_whose_gradients_no_worker_needs_pushes_nothing(case: Case) -> None:
     case.compute()
@@ -622,34 +588,29 @@ def test_who_owns_no_replica_steps_none(case: Case) -> None:
 
 # --- which it is
 
-HELD = {
-    "all-reduce": ("replica", "gradients"), "ad-psgd": ("replica", "nothing"), "ripples": ("replica", "nothing"),
-    "ps-plus": ("own-step", "updates"),
-}  # fmt: skip
+
+HERE = {"window": WindowHolder, "own-step": OwnStep, "replica": ReplicaHolder}
+ON_A_DEVICE = {**HERE, "replica": DeviceReplica}
 
 
-@pytest.mark.parametrize("protocol", sorted(registry()))
-def test_what_a_worker_holds_and_pushes_follows_from_the_protocol(protocol: str) -> None:
-    spec = choose(protocol, registry()).spec
-    assert (spec.holder, spec.pushes) == HELD.get(protocol, ("window", "gradients"))
-
-
+@pytest.mark.parametrize("device", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "pushes", "made", "through"),
-    [
-        ("window", "gradients", WindowHolder, AreaPush),
-        ("own-step", "updates", OwnStep, AreaPush),
-        ("replica", "gradients", ReplicaHolder, AreaPush),
-        ("replica", "nothing", ReplicaHolder, NoPush),
-    ],
+    ("kind", "pushes"),
+    [("window", "gradients"), ("own-step", "updates"), ("replica", "gradients"), ("replica", "nothing")],
 )
-def test_the_holder_is_what_the_run_says(kind: Any, pushes: Any, made: type[Holder], through: type[Any]) -> None:
-    case = Case("replica" if made is ReplicaHolder else "window")
+def test_the_holder_is_what_the_run_says_and_where_the_parameters_are(
+    kind: Any, pushes: Any, device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device:
+        monkeypatch.setattr(accelerator, "accelerator_of", lambda tensors: FakeDevice())
+    case = Case("replica" if kind == "replica" else "window")
     before = case.link.averages
     holder: Any = holder_of(kind, pushes, case.joined)
-    assert (type(holder), type(holder._push)) == (made, through)
+    on_device = {"gradients": DeviceGradients, "updates": DeviceUpdates, "nothing": NoPush}
+    through = on_device[pushes] if device else NoPush if pushes == "nothing" else AreaPush
+    assert (type(holder), type(holder._push)) == ((ON_A_DEVICE if device else HERE)[kind], through)
     assert holder.keeps_state is (kind != "window")
-    assert case.link.averages - before == (made is ReplicaHolder)
+    assert case.link.averages - before == (kind == "replica")
 
 
 @pytest.mark.parametrize("kind", ["window", "own-step", "replica"])
@@ -658,22 +619,3 @@ def test_parameters_on_a_device_that_is_not_there_are_refused(kind: Any) -> None
     case.joined.parameters[0] = nn.Parameter(torch.empty(3, device="meta"))
     with pytest.raises(ConfigError, match="are on the device meta, which no worker can train on"):
         holder_of(kind, "updates", case.joined)
-
-
-@pytest.mark.parametrize(
-    ("kind", "pushes", "made", "through"),
-    [
-        ("window", "gradients", WindowHolder, DeviceGradients),
-        ("own-step", "updates", OwnStep, DeviceUpdates),
-        ("replica", "gradients", DeviceReplica, DeviceGradients),
-        ("replica", "nothing", DeviceReplica, NoPush),
-    ],
-)
-def test_the_holder_of_parameters_on_a_device_is_what_the_run_says(
-    kind: Any, pushes: Any, made: type[Holder], through: type[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accelerator, "accelerator_of", lambda tensors: FakeDevice())
-    case = Case("replica" if made is DeviceReplica else "window")
-    holder: Any = holder_of(kind, pushes, case.joined)
-    assert (type(holder), type(holder._push)) == (made, through)
-    assert holder.keeps_state is (kind != "window")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import paceline
 from paceline.training.data.one_ahead import with_last
 
 DATA = TensorDataset(torch.arange(6.0).reshape(6, 1))
@@ -57,3 +60,14 @@ def test_what_the_script_calls_last_itself_comes_first() -> None:
     assert list(lasts(DataLoader(DATA, batch_size=2))) == [False, False, True]
     assert [batch[0].sum().item() for batch in lasts(SetsLast(DATA, batch_size=2))] == [1.0, 5.0, 9.0]
     assert list(lasts(HasLast(DATA, batch_size=3))) == ["the script's"] * 2
+
+
+def test_a_loader_that_was_prepared_alone_is_the_same_one_and_its_copies_are_plain() -> None:
+    model = torch.nn.Linear(1, 1)
+    plain = DataLoader(DATA, batch_size=4)
+    _, _, loader = paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), plain)
+    assert loader is plain
+    assert [loader.last for _ in loader] == [False, True]
+    for copied in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert type(copied) is DataLoader
+        assert len(list(copied)) == 2

@@ -16,11 +16,11 @@ from paceline.store import chunks as parts_module
 from paceline.store import store as store_module
 from paceline.store.chunks import ELEMENTWISE, STATE, WHOLE, Chunk, NotFinite, cuts_of
 from paceline.store.store import Store, scalars_of
-from paceline.training.layout import Layout, Places
 from paceline.training.offer import state_bytes
 from paceline.training.packing import packed, unpacked
+from support.stores import SLOTS, WORKERS, push, store_of
 
-SLOTS, WORKERS, STEPS = 3, 2, 30
+STEPS = 30
 THREADS = (1, 2, 3, 8)
 SHAPES = [(33, 7), (7,), (1,), (50, 41), (), (2, 3, 3, 3), (97,)]
 
@@ -73,18 +73,6 @@ def model_of(shapes: list[tuple[int, ...]] = SHAPES) -> nn.ParameterList:
     return nn.ParameterList(parameters)
 
 
-def store_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Store:
-    return Store.of(model, optimizer, Places.new(Layout.of(model, optimizer), SLOTS, WORKERS))
-
-
-def push(store: Store, worker: int, gradients: list[Tensor | None]) -> None:
-    area = store.pushes[worker]
-    for view, gradient in zip(area.gradients, gradients, strict=True):
-        if gradient is not None:
-            view.copy_(gradient)
-    area.present.copy_(torch.tensor([gradient is not None for gradient in gradients]))
-
-
 def groups_of(model: nn.ParameterList) -> list[dict[str, Any]]:
     parameters = list(model)
     return [{"params": parameters[:3]}, {"params": parameters[3:], "lr": 0.02}]
@@ -120,15 +108,6 @@ def test_a_commit_in_parts_is_the_optimizer_s_step_bit_for_bit(name: str, thread
     slot = train(store, plain, optimizer, range(STEPS), threads)
     for number, (view, parameter) in enumerate(zip(store.places.slot(slot), plain, strict=True)):
         assert torch.equal(view, parameter), (number, (view - parameter).abs().max().item())
-
-
-@pytest.mark.parametrize("name", ["SGD", "SGD, fused", "AdamW", "Adam, foreach"])
-def test_a_commit_of_bfloat16_in_parts_is_the_optimizer_s_step_bit_for_bit(name: str) -> None:
-    plain = model_of().bfloat16()
-    optimizer = MAKERS[name](groups_of(plain))
-    store = store_of(plain, optimizer)
-    slot = train(store, plain, optimizer, range(STEPS), 1)
-    assert all(torch.equal(view, own) for view, own in zip(store.places.slot(slot), plain, strict=True))
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -167,24 +146,6 @@ def test_channels_last_parameters_and_their_state_keep_their_form() -> None:
     for number, parameter in enumerate(model.parameters()):
         assert torch.equal(store.places.slot(3 % SLOTS)[number], parameter)
         assert torch.equal(state[number]["exp_avg"], optimizer.state[parameter]["exp_avg"])
-
-
-def test_sums_of_contributions_do_not_depend_on_threads_or_on_who_lacks_a_gradient() -> None:
-    finals = []
-    for threads in THREADS:
-        model = model_of()
-        store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-        generator = torch.Generator().manual_seed(1)
-        for step in range(8):
-            for worker in range(WORKERS):
-                gradients: list[Tensor | None] = [torch.randn(p.shape, generator=generator) for p in model]
-                if step > 3:
-                    gradients[worker] = None
-                push(store, worker, gradients)
-            store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 0.25), (1, 0.75)], threads=threads)
-        finals.append([view.clone() for view in store.places.slot(8 % SLOTS)])
-    for other in finals[1:]:
-        assert all(torch.equal(one, same) for one, same in zip(finals[0], other, strict=True))
 
 
 # --- lanes ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_overloads
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from paceline.errors import ConfigError
 from paceline.training import prepare as preparing
 from paceline.training.checks import check_loader
-from paceline.training.misuse import where_prepare_goes
+from paceline.training.misuse import prepared_again, where_prepare_goes
 from paceline.training.prepare import prepare
 
 TYPED = """
@@ -37,11 +37,6 @@ assert_type(run, paceline.Run)
 assert_type(paceline.compare("train.py", protocol=["bsp", "asp"]).runs, list[paceline.Run])
 assert_type(run.state_dict(), dict[str, Tensor])
 """
-
-
-def test_prepare_is_declared_to_return_what_it_is_given() -> None:
-    declared = [one.__annotations__["return"] for one in get_overloads(prepare)]
-    assert declared == ["tuple[M, O]", "tuple[M, O, L, *S]", "tuple[Any, ...]"]
 
 
 @pytest.mark.long
@@ -151,3 +146,43 @@ def test_a_buffer_that_repeats_itself_is_refused_and_one_without_elements_has_no
     model.register_buffer("rows", torch.arange(3).expand(2, 3))
     with pytest.raises(ConfigError, match='elements of the buffer "rows" share memory'):
         prepare(model, optimizer)
+
+
+def test_lbfgs_which_asks_for_several_gradients_a_step_is_refused_in_one_line() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"^LBFGS evaluates its closure several times a step; use an optimizer that"):
+        prepare(model, torch.optim.LBFGS(model.parameters()))
+
+
+# --- a script that prepares once more
+
+
+CASES = {
+    "a notebook's cell, or a function called twice": (
+        {"model": True, "optimizer": True, "steps": True, "over": False},
+        "returned",
+    ),
+    "the second of two networks": (
+        {"model": False, "optimizer": False, "steps": False, "over": False},
+        "one module that holds",
+    ),
+    "another optimizer half way": ({"model": True, "optimizer": False, "steps": True, "over": False}, "param_groups"),
+    "a second optimizer at the start": (
+        {"model": True, "optimizer": False, "steps": False, "over": False},
+        "groups for its parts",
+    ),
+    "the next fold": ({"model": False, "optimizer": False, "steps": True, "over": True}, "train.py --fold $k"),
+    "the next fold, without finish()": (
+        {"model": False, "optimizer": False, "steps": True, "over": False},
+        "each fold, trial",
+    ),
+    "a second phase": ({"model": True, "optimizer": False, "steps": True, "over": True}, "or phase a run of its own"),
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_the_advice_fits_the_case(what: str) -> None:
+    case, said = CASES[what]
+    line = prepared_again("/somewhere/train.py", **case)
+    assert said in line
+    assert "\n" not in line

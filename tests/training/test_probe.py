@@ -21,10 +21,6 @@ from paceline.training.data import probe
 DATA = TensorDataset(torch.arange(8.0))
 
 
-class Plain(DataLoader[Any]):
-    """It has nothing of its own."""
-
-
 class Changes(DataLoader[Any]):
     """It does something with each batch, counts its passes, and prints and draws as one begins."""
 
@@ -147,7 +143,6 @@ class Unsized(Adds):
     ("kind", "passes"),
     [
         (DataLoader, 1),
-        (Plain, 1),
         (Changes, 1),
         (Twice, 2),
         (Chains, probe.ENDLESS),

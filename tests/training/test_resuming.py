@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import paceline
@@ -42,6 +42,7 @@ from paceline.training.data.orders import Orders
 from paceline.training.holders.choice import HolderKind
 from paceline.training.link import Offer, ResumedWorker, Started
 from paceline.training.seeding import seed_script
+from support.stores import same
 from support.suites import each
 
 SEED, EPOCHS, BATCHES = 3, 4, 5
@@ -310,16 +311,6 @@ class Script:
         return found
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
 @pytest.fixture(autouse=True)
 def _alone_again() -> Iterator[None]:
     yield
@@ -453,14 +444,20 @@ class Without(OneWorker):
         return super().start(offer)
 
 
-def without_loader(link: OneWorker, steps: int) -> tuple[list[int], list[float]]:
-    """Make so many steps. Return the scheduler's count after each, and the parameter in the end."""
+def begun_without_loader(link: OneWorker) -> tuple[Any, Any, Any]:
+    """A model, an optimizer and a scheduler of a script that has prepared them."""
     prepare_module.attach(link)  # type: ignore[arg-type]
     seed_script(SEED)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    model, optimizer = paceline.prepare(model, optimizer, keep={"scheduler": scheduler})
+    paceline.prepare(model, optimizer, keep={"scheduler": scheduler})
+    return model, optimizer, scheduler
+
+
+def without_loader(link: OneWorker, steps: int) -> tuple[list[int], list[float]]:
+    """Make so many steps. Return the scheduler's count after each, and the parameter in the end."""
+    model, optimizer, scheduler = begun_without_loader(link)
     counts = []
     for _ in range(steps):
         model(torch.randn(3, 2)).square().mean().backward()
@@ -483,52 +480,36 @@ def test_a_script_without_a_loader_packs_at_its_next_gradient(tmp_path: Path) ->
 # --- what a script is told, and what it can't have
 
 
-def test_past_loops_ask_for_no_batch_and_are_told_of_once(tmp_path: Path) -> None:
-    whole = OneWorker(tmp_path)
-    Script().run(whole)
-    script, run = Script(loop="range"), OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
-    script.run(run)
-    assert (script.begun, set(run.asked)) == ([0, 1, 2, 3], {2, 3})
-    assert run.said == [
-        "goes on in epoch 2, as every worker does: its loops over epochs 0 to 1 are empty, and what it does once an "
-        "epoch is done again (`for epoch in paceline.epochs(N)` begins at epoch 2)"
-    ]
-
-
-def test_epochs_begin_at_the_one_that_the_run_goes_on_in_and_nothing_is_said(tmp_path: Path) -> None:
-    whole = OneWorker(tmp_path)
-    Script().run(whole)
-    script, run = Script(), OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
-    script.run(run)
-    assert (script.begun, set(run.asked), run.said) == ([2, 3], {2, 3}, [])
+PAST = (
+    "goes on in epoch 2, as every worker does: its loops over epochs 0 to 1 are empty, and what it does once an epoch "
+    "is done again (`for epoch in paceline.epochs(N)` begins at epoch 2)"
+)
+NAMED = '; the optimizer\'s ExponentialLR is not in prepare(..., keep={"scheduler": ...}), so it has no steps'
+ANEW = ", and the optimizer's ExponentialLR begins anew: it is not in prepare(..., keep="
 
 
 @pytest.mark.parametrize(
-    ("loop", "said"),
+    ("loop", "keeps", "version", "begun", "said"),
     [
-        (
-            "range",
-            '; the optimizer\'s ExponentialLR is not in prepare(..., keep={"scheduler": ...}), so it has no steps',
-        ),
-        ("epochs()", ", and the optimizer's ExponentialLR begins anew: it is not in prepare(..., keep="),
+        ("range", True, 12, [0, 1, 2, 3], PAST),
+        ("epochs()", True, 12, [2, 3], None),
+        ("range", False, 12, [0, 1, 2, 3], NAMED),
+        ("epochs()", False, 12, [2, 3], ANEW),
+        ("range", False, 3, [0, 1, 2, 3], None),
+        ("epochs()", False, 3, [0, 1, 2, 3], None),
     ],
 )
-def test_a_scheduler_that_is_not_kept_is_named(loop: str, said: str, tmp_path: Path) -> None:
+def test_past_loops_ask_for_no_batch_and_one_line_tells_of_them_and_of_a_scheduler_that_is_not_kept(
+    loop: str, keeps: bool, version: int, begun: list[int], said: str | None, tmp_path: Path
+) -> None:
     whole = OneWorker(tmp_path)
-    Script(keeps=False).run(whole)
-    run = OneWorker(tmp_path, resume=whole.snapshots[11], takes=False)
-    Script(keeps=False, loop=loop).run(run)
-    (line,) = run.said
-    assert said in line
-
-
-def test_the_first_epoch_has_no_past_loops_to_tell_of(tmp_path: Path) -> None:
-    whole = OneWorker(tmp_path)
-    Script(keeps=False).run(whole)
-    for loop in LOOPS:
-        run = OneWorker(tmp_path, resume=whole.snapshots[2], takes=False)
-        Script(keeps=False, loop=loop).run(run)
-        assert run.said == []
+    Script(keeps=keeps).run(whole)
+    script, run = Script(keeps=keeps, loop=loop), OneWorker(tmp_path, resume=whole.snapshots[version - 1], takes=False)
+    script.run(run)
+    assert script.begun == begun
+    assert min(run.asked) == (2 if version == 12 else 0)
+    assert len(run.said) == (said is not None)
+    assert said is None or said in run.said[0]
 
 
 def spoil(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -557,11 +538,7 @@ def test_a_script_without_a_loader_that_changes_what_it_goes_on_with_is_refused(
     whole = Without(tmp_path)
     without_loader(whole, 2)
     run = Without(tmp_path, resume=whole.snapshots[0], takes=False)
-    prepare_module.attach(run)  # type: ignore[arg-type]
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    model, optimizer = paceline.prepare(model, optimizer, keep={"scheduler": scheduler})
+    model, optimizer, _ = begun_without_loader(run)
     assert paceline.resumed()
     model.weight.data.zero_()
     model(torch.ones(3, 2)).sum().backward()

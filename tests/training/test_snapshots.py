@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.store import chunks as parts_module
@@ -23,30 +22,9 @@ from paceline.store.snapshots import OfReplica, OfStore, OfWorker
 from paceline.store.store import Scalars, Store
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import load, packed, packs, save, unpacked
+from support.stores import SLOTS, WORKERS, Counting, same
 
-WORKERS, SLOTS = 2, 3
 STEPS = 6
-
-
-class Counting(torch.optim.Optimizer):
-    """Of the user's own: looks across a parameter, counts in an attribute and in its groups, keeps a list."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, {"lr": lr, "seen": 0})
-        self.steps = 0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        self.steps += 1
-        for group in self.param_groups:
-            group["seen"] += 1
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                norms = self.state[parameter].setdefault("norms", [torch.zeros(())])
-                norms[0] += parameter.grad.norm()
-                norms.append(norms[0].clone())
-                parameter -= group["lr"] / (self.steps * group["seen"]) * parameter.grad / norms[0]
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -129,20 +107,6 @@ def everything(store: Store, slot: int) -> dict[str, Any]:
     }
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two trees are equal in types and bits."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Tensor):
-        bits = one.dtype == other.dtype and one.stride() == other.stride()
-        return bits and torch.equal(one.contiguous(), other.contiguous())
-    if isinstance(one, dict):
-        return [*one] == [*other] and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
 # --- a store goes on
 
 
@@ -180,42 +144,6 @@ def test_what_is_kept_is_as_of_its_version_whoever_comes_to_a_part_first(
     moving.keep(keeping, STEPS % SLOTS, tmp_path / "moving")
     assert (tmp_path / "moving").read_bytes() == (tmp_path / "still").read_bytes()
     assert not moving._keepings
-
-
-@pytest.mark.parametrize("order", sorted(set(product("cw", repeat=4)), key=str))
-def test_in_every_order_of_commit_and_copier_a_part_s_state_is_copied_once_and_before_it_is_stepped(
-    order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`c`: the commit comes to its next part. `w`: so does the thread that writes."""
-    store = store_of("SGD with momentum")
-    train(store, range(2))
-    parts = store.parts[:3]
-    expected = [part.state() for part in parts]
-    copies: Counter[int] = Counter()
-    plain = Chunk.state
-
-    def state(part: Chunk) -> Any:
-        copies[id(part)] += 1
-        return plain(part)
-
-    monkeypatch.setattr(Chunk, "state", state)
-    keeping = store.begin_keeping()
-    turns = {"c": iter(parts), "w": iter(parts)}
-    for one in order:
-        part = next(turns[one], None)
-        if part is None:
-            continue
-        keeping.take(part)
-        if one == "c":
-            for values in part.optimizer.state.values():
-                values["momentum_buffer"].add_(1.0)
-    found = [taken for taken, _ in zip(keeping.states(), parts, strict=False)]
-    assert [[share for _, share in state] for state in map(list, found)]
-    assert all(
-        same([values for _, values in one], [values for _, values in other])
-        for one, other in zip(found, expected, strict=True)
-    )
-    assert set(copies.values()) == {1}
 
 
 def test_a_commit_waits_only_for_the_part_that_is_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:

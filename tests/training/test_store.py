@@ -22,8 +22,7 @@ from paceline.store.store import Store, scalars_of, set_scalars
 from paceline.training.averages import merged
 from paceline.training.layout import ALIGNMENT, Layout, Places
 from paceline.training.tensor_bits import parameters_sha256
-
-SLOTS, WORKERS = 3, 2
+from support.stores import SLOTS, WORKERS, push, store_of
 
 
 def small() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -41,24 +40,9 @@ def small() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD([{"params": first}, {"params": second, "lr": 0.5}], lr=0.1, momentum=0.9)
 
 
-def store_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Store:
-    return Store.of(model, optimizer, Places.new(Layout.of(model, optimizer), SLOTS, WORKERS))
-
-
 def slots_of(store: Store) -> list[list[Tensor]]:
     """The versions' parameters, slot by slot."""
     return [store.places.slot(slot) for slot in range(SLOTS)]
-
-
-def push(store: Store, worker: int, gradients: list[Tensor | None], buffers: dict[str, Tensor] | None = None) -> None:
-    """What a worker does in its push area."""
-    area = store.pushes[worker]
-    for view, gradient in zip(area.gradients, gradients, strict=True):
-        if gradient is not None:
-            view.copy_(gradient)
-    area.present.copy_(torch.tensor([gradient is not None for gradient in gradients]))
-    for name, value in (buffers or {}).items():
-        area.buffers[name].copy_(value)
 
 
 # --- the layout -------------------------------------------------------------------------------------
@@ -165,15 +149,7 @@ def test_gradients_are_summed_by_weight() -> None:
     push(store, 1, [torch.tensor([[4.0, 16.0]])])
     store.commit(0, 1, [(0, 0.75), (1, 0.25)])
     assert slots_of(store)[1][0].tolist() == [[-7.0, -4.0]]
-
-
-def test_a_weighted_sum_leaves_the_pushed_gradients_as_they_were() -> None:
-    model = nn.Linear(2, 1, bias=False)
-    store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    push(store, 0, [torch.ones(1, 2)])
-    push(store, 1, [torch.ones(1, 2)])
-    store.commit(0, 1, [(0, 0.5), (1, 0.5)])
-    assert [area.gradients[0].tolist() for area in store.pushes] == [[[1.0, 1.0]], [[1.0, 1.0]]]
+    assert [area.gradients[0].tolist() for area in store.pushes] == [[[8.0, 0.0]], [[4.0, 16.0]]], "as they were"
 
 
 def test_none_is_not_zero_a_parameter_counts_for_those_who_have_a_gradient_and_else_keeps_its_momentum() -> None:
@@ -222,24 +198,6 @@ def test_hyperparameters_that_come_with_a_commit_hold_from_it_on() -> None:
     assert [slot[0].item() for slot in slots_of(store)] == [0.0, -0.25, -0.5]
 
 
-def test_many_commits_with_adamw_and_groups_equal_the_optimizer_itself_bit_for_bit() -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
-    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters(), "betas": (0.5, 0.9)}]
-    optimizer = torch.optim.AdamW(groups, lr=0.01)
-    store = store_of(model, optimizer)
-    for step in range(30):
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        optimizer.param_groups[0]["lr"] *= 0.9
-        push(store, 0, [parameter.grad for parameter in model.parameters()])
-        store.set_scalars(scalars_of(optimizer))
-        store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)])
-        optimizer.step()
-    for view, parameter in zip(slots_of(store)[30 % SLOTS], model.parameters(), strict=True):
-        assert torch.equal(view, parameter)
-
-
 # --- the user's optimizer ---------------------------------------------------------------------------
 
 
@@ -251,24 +209,55 @@ class Named(torch.optim.SGD):
         self.name = name
         self.calls = 0
 
+
+class Own(torch.optim.Optimizer):
+    """As users write them: it counts in an attribute and in its groups, and does something with each parameter."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "steps": 0})
+        self.taken = 0
+
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        self.calls += 1
+    def step(self, closure: Any = None) -> None:
+        self.taken += 1
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.state[parameter]["last"] = parameter.grad.clone()
-                    parameter.sub_(parameter.grad, alpha=group["lr"] * len(self.name))
+            group["steps"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.one(p, group["lr"] * min(1.0, self.taken / 4) / group["steps"])
+
+    def one(self, p: Any, lr: float) -> None:
+        if p.requires_grad:
+            p.data.sub_(lr * p.grad)
 
 
-def test_an_optimizer_of_the_user_s_own_class_works_with_its_attributes() -> None:
-    model = nn.Linear(2, 1, bias=False)
-    optimizer = Named(model.parameters(), "four", lr=0.5)
+class Replacing(Own):
+    def one(self, p: Any, lr: float) -> None:
+        p.data = p.data - lr * p.grad
+
+
+class Remembering(Own):
+    def one(self, p: Any, lr: float) -> None:
+        before = self.state[p].get("before", torch.zeros_like(p))
+        p.sub_(lr * (p.grad + 0.5 * before))
+        self.state[p]["before"] = p.grad
+
+
+@pytest.mark.parametrize("kind", [Own, Replacing, Remembering])
+def test_an_optimizer_that_a_user_has_written_steps_in_the_store_as_alone(kind: type[Own]) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = kind(model.parameters())
     store = store_of(model, optimizer)
-    push(store, 0, [torch.ones(1, 2)])
-    store.commit(0, 1, [(0, 1.0)])
-    assert torch.equal(slots_of(store)[1][0], slots_of(store)[0][0] - 2.0)
-    assert ([part.optimizer.calls for part in store.parts], optimizer.calls) == ([1], 0)
+    for step in range(6):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.param_groups[0]["lr"] *= 0.8  # beside what the optimizer changes
+        push(store, 0, [parameter.grad for parameter in model.parameters()])
+        store.set_scalars(scalars_of(optimizer))
+        store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)])
+        optimizer.step()
+    assert all(torch.equal(view, own) for view, own in zip(slots_of(store)[0], model.parameters(), strict=True))
 
 
 # --- a script whose optimizer is made for a GPU

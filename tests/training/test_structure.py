@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.modules import module as registration
 from torch.nn.utils import parametrizations, parametrize, prune
 
+from paceline.training.model.final import difference
 from paceline.training.model.structure import Followed, Shape
 
 
@@ -102,3 +103,22 @@ def test_a_former_shape_has_a_parametrization_that_was_removed_and_the_mode_of_n
         assert torch.equal(model.out.weight, weight)
         assert not model.out.training
     assert not model.out.weight.any()
+
+
+# --- what is said of a final version whose structure is not the model's any more
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"a": "a", "b": "b"}, {"a": "a", "b": "b"}, None),
+        ({"a": "a", "b": "b"}, {"a": "a"}, 'with "b"'),
+        ({"a_orig": "a", "a_mask": 7}, {"a": "a"}, 'with "a_orig" and without "a"'),
+        ({"a": "a", "b": 7}, {"a": "a", "b": 8}, 'with another "b"'),
+        ({"a": "a", "b": "b"}, {"a": "a", "b": "a"}, 'with another "b"'),
+    ],
+)
+def test_it_names_what_is_gone_what_is_new_and_what_is_another_tensor(
+    then: dict[str, str | int], now: dict[str, str | int], said: str | None
+) -> None:
+    assert difference(then, now) == said
