@@ -1,4 +1,4 @@
-"""The arrows between the folders hold."""
+"""The arrows between the folders and the modules of the package hold."""
 
 from __future__ import annotations
 
@@ -180,19 +180,8 @@ def test_a_run_on_one_host_loads_nothing_that_moves_bytes_between_hosts() -> Non
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    of_scripts = [
-        "agree",
-        "epochs",
-        "finish",
-        "is_main",
-        "log",
-        "prepare",
-        "resumed",
-        "stop",
-        "weigh",
-        "worker",
-        "workers",
-    ]
+    of_scripts = ["agree", "epochs", "finish", "is_main", "log", "prepare", "resumed", "stop"]
+    of_scripts += ["weigh", "worker", "workers"]
     of_programs = ["Comparison", "Run", "compare", "run", "simulate"]
     assert sorted(paceline.__all__) == sorted(["__version__", *of_scripts, *of_programs])
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)
@@ -210,3 +199,35 @@ def test_a_coordinator_and_a_host_read_no_clock_and_open_no_socket() -> None:
         if outside(file) & FROM_THE_LOOP
     }
     assert looks == WITH_A_CLOCK
+
+
+# --- the modules of the root ------------------------------------------------------------------------
+
+OF_THE_ROOT = {
+    "errors": set(),
+    "version": set(),
+    "files": {"core"},
+    "terminal": {"core"},
+    "api": {"core", "errors", "protocols", "records", "scenario", "sim"},
+    "__init__": {"errors", "version", "training", "api", "notebook"},
+    "__main__": {"cli", "host"},
+}
+"""Module to the parts of the package that it may import; what has names of `__init__` when one is first used."""
+MAY_IMPORT_THE_ROOT = {"worker_process", "runs"}
+"""Those above `training`, which the root's names come from: for the others it would be an arrow backwards."""
+
+
+def test_every_module_of_the_root_imports_only_what_it_may() -> None:
+    for file in ROOT.glob("*.py"):
+        assert {name.partition(".")[0] for name in ours(file)} <= OF_THE_ROOT[file.stem], file
+
+
+def test_the_root_loads_nothing_but_errors_and_version_at_once() -> None:
+    body = ast.parse((ROOT / "__init__.py").read_text()).body
+    modules = [node.module or "" for node in body if isinstance(node, ast.ImportFrom)]
+    assert {name for name in modules if name.startswith("paceline")} <= {"paceline.errors", "paceline.version"}
+
+
+def test_a_folder_below_the_root_does_not_import_it_as_a_whole() -> None:
+    for file in files(*({*MAY_IMPORT} - MAY_IMPORT_THE_ROOT)):
+        assert not imports(file) & {"paceline", *(f"paceline.{name}" for name in paceline.__all__)}, file

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-from snippets import Command, Snippet, not_printed, snippets, words
+from snippets import Command, Snippet, not_printed, snippets
 
 import paceline
 from paceline.cli.main import COMMANDS, parser
@@ -170,29 +170,11 @@ def test_each_line_that_says_why_a_block_is_not_run_stands_above_one(page: Path)
     assert sum(not block.run for block in snippets(text)) == text.count("<!-- not run")
 
 
-@pytest.mark.parametrize(
-    ("shown", "printed"),
-    [
-        ("bsp  2.8 s", "bsp  13.1 ms"),
-        ("first\n…\nlast 2", "first\nsecond\nlast 1"),
-        ("version 225 is …", "version 57 is 0aa1 and so on"),
-        ("asp 1.0 ± 0.6 0 of 3", "asp never 1 of 3"),
-    ],
-)
-def test_output_may_differ_in_its_numbers(shown: str, printed: str) -> None:
-    assert not_printed(shown, printed) == []
-
-
-@pytest.mark.parametrize(
-    ("shown", "printed"),
-    [("one word", "another word"), ("a\nb", "b\na"), ("x y", "x y z"), ("x", "")],
-)
-def test_output_in_other_words_or_another_order_is_found(shown: str, printed: str) -> None:
-    assert not_printed(shown, printed) != []
-
-
-def test_words_leave_out_checksums_and_signs() -> None:
-    assert words("version 225 is 8d809039b663273b1da314145da163b8: 0.85 ± 0.14") == ["version", "is"]
+def test_output_may_differ_in_its_numbers_and_in_nothing_else() -> None:
+    for shown, printed in (("bsp  2.8 s", "bsp  13.1 ms"), ("first\n…\nlast 2", "first\nsecond\nlast 1")):
+        assert not_printed(shown, printed) == []
+    for shown, printed in (("one word", "another word"), ("a\nb", "b\na"), ("x y", "x y z"), ("x", "")):
+        assert not_printed(shown, printed) != []
 
 
 def test_the_change_of_a_ddp_script_leads_to_the_script_below_it() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from ripples_virtual import ALL, BETWEEN, MESSAGE, OURS, PAGE, PROTOCOLS, WITHIN, WORKERS, cluster, run
-
-from paceline.scenario.group_links import GroupLinks, ring_bytes
+from ripples_virtual import OURS, PAGE, PROTOCOLS, run
 
 STATIC, RANDOM, NO_FILTER = "ripples:schedule=static", "ripples:schedule=random", "ripples:threshold=none"
 SLOW = (1.0, 2.0, 5.0)
@@ -16,17 +14,6 @@ SLOW = (1.0, 2.0, 5.0)
 @cache
 def speed(protocol: str, slow: float = 1.0) -> float:
     return run(protocol, slow, steps=960).speed
-
-
-@pytest.mark.parametrize(
-    ("members", "seconds"), [(range(4, 8), WITHIN), (range(0, WORKERS, 4), BETWEEN), (range(WORKERS), ALL)]
-)
-def test_averages_cost_what_the_page_s_model_has(members: range, seconds: float) -> None:
-    """Section 1.9: intra .05, one of each node .15, all sixteen .25; our own model."""
-    links = GroupLinks.of(cluster(), WORKERS)
-    assert links is not None
-    links.begin(0, tuple(members), ring_bytes(len(members), MESSAGE), 0.0)
-    assert links.next_change() == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("number", range(len(SLOW)))

@@ -319,7 +319,7 @@ def test_transfers_are_said_to_be_the_reason_and_a_faster_network_is_recommended
     network = Network(bandwidth=1e8, message=10_000_000)
     said = explained(simulated(tmp_path / "run", "asp", steps=60, scenario=Scenario(compute=0.05, network=network)))
     assert "a faster network or larger batches" in said
-    folder = simulated(tmp_path / "alone", "asp", steps=60)
+    folder = simulated(tmp_path / "alone", "asp", steps=60, slow=None, scenario=NODES)
     edited(folder, "UPDATE step_times SET push = push + compute, compute = compute / 2")
     said = explained(folder)
     assert "of the time: larger batches make that less, and would help more than another protocol." in said

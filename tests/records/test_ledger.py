@@ -69,14 +69,6 @@ def test_a_fact_without_samples_and_any_why_are_read_back_equal(path: Path, ledg
     assert exactly(list(read_facts(path))) == exactly(pairs)
 
 
-def test_times_are_kept_to_the_last_bit(path: Path, ledger: Ledger) -> None:
-    fact = WorkerLeft(worker=0, reason="died", at=0.1 + 0.2)
-    ledger.record(fact, ())
-    ledger.close()
-    assert list(read_facts(path)) == [(fact, ())]
-    assert rows(path, "SELECT at FROM facts") == [(0.1 + 0.2,)]
-
-
 def test_a_fetch_is_noted_with_the_last_fact_before_it(path: Path, ledger: Ledger) -> None:
     fetch = FetchTimes(host="node-1", source="node-0", kind="version", number=3, bytes=40, began=0.1, ended=0.2)
     update = FetchTimes(
@@ -90,38 +82,6 @@ def test_a_fetch_is_noted_with_the_last_fact_before_it(path: Path, ledger: Ledge
         (1, "node-1", "node-0", "version", None, 3, 40, 0.1, 0.2),
         (2, "node-0", "node-1", "update", 2, 9, 8, 0.1, 0.3),
     ]
-
-
-def test_columns_repeat_what_the_body_says_and_are_null_where_there_is_nothing(path: Path, ledger: Ledger) -> None:
-    History("bsp", 1, on_record=ledger.record).run()
-    ledger.close()
-    for table in ("facts", "orders"):
-        for name in ("worker", "step", "version"):
-            query = f"SELECT count(*) FROM {table} WHERE {name} IS NOT json_extract(body, '$.{name}')"
-            assert rows(path, query) == [(0,)]
-    assert rows(path, "SELECT worker, step, version FROM facts WHERE kind = 'TrainingBegan'") == [(None, None, 0)]
-    assert rows(path, "SELECT count(*) FROM orders WHERE kind = 'Hold' AND step IS NOT NULL") == [(0,)]
-    assert rows(path, "SELECT DISTINCT json_extract(why, '$[0]') FROM orders WHERE kind = 'StartPush'") == [
-        ("any-time",)
-    ]
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_one_query_shows_that_every_sample_was_applied_exactly_once(
-    protocol: str, seed: int, path: Path, ledger: Ledger
-) -> None:
-    def on_batch(worker: int, step: int, epoch: int, batch: int) -> None:
-        ledger.batch_used(worker, step, epoch, batch, "step")
-
-    history = History(protocol, seed, on_record=ledger.record, on_batch=on_batch).run()
-    for epoch, order in enumerate(history.epochs):
-        ledger.epoch_opened(epoch, order, "digest")
-    ledger.close()
-    applied = rows(path, "SELECT epoch, sample, count(*) FROM applied_samples GROUP BY epoch, sample")
-    assert applied == [(epoch, sample, 1) for epoch in (0, 1) for sample in range(50)]
-    dropped = rows(path, "SELECT 1 FROM orders WHERE kind = 'DropUpdate'")
-    assert (len(rows(path, "SELECT 1 FROM batches")) > 26) == bool(dropped), "what was dropped was used again"
 
 
 def test_applied_samples_tells_of_every_repetition_and_leaves_out_what_was_not_applied(

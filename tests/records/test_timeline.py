@@ -20,8 +20,7 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, SwitchProtocol
-from paceline.errors import ConfigError
+from paceline.core.orders import ApplyUpdate, Order, Release, SwitchProtocol
 from paceline.records.ledger import Ledger
 from paceline.records.run_model import Stay, Switch
 from paceline.records.timeline import (
@@ -102,6 +101,8 @@ def test_a_worker_computes_or_waits_from_its_coming_until_it_leaves(
     ledger.record(left(1, "died", 7.0), ())
     zero, one = (timeline := read()).lanes
     assert (timeline.protocol, timeline.began, timeline.ended) == ("asp", 0.5, 7.0)
+    assert timeline.versions[0] == VersionMark(version=1, at=2.5, updates=1)
+    assert [one.staleness for lane in timeline.lanes for one in lane.computing] == [0, 1, 1]
     assert zero.stays == (Stay(began=0.5, ended=6.0, left="finished"),)
     assert zero.computing == (step(1.0, 2.0, 0, on=0, made=1), step(3.0, 4.0, 1, on=1, made=3))
     assert zero.waiting == (
@@ -175,36 +176,6 @@ def test_an_item_in_parts_is_one_pull_from_all_hosts_that_have_them_and_one_push
     ]
 
 
-def test_a_run_on_one_host_with_several_nodes_names_no_hosts(ledger: Ledger, read: Callable[[], Timeline]) -> None:
-    ledger.note("protocol", {"name": "asp", "config": {}})
-    members = ((0, "node-0", 0), (1, "node-1", 0))
-    ledger.record(TrainingBegan(members=members, version=0, at=0.0), ())
-    assert read().hosts == {}
-
-
-def test_an_update_is_as_stale_as_the_versions_between_what_it_was_computed_on_and_what_it_made(
-    ledger: Ledger, read: Callable[[], Timeline]
-) -> None:
-    ledger.record(began(0, 1), ())
-    computed(ledger, 0, 0, version=0, since=0.0, until=1.0)
-    computed(ledger, 1, 0, version=0, since=0.0, until=2.0)
-    arrived(ledger, 0, 0, 2.0, make(1, (0, 0)))
-    arrived(ledger, 1, 0, 3.0, make(2, (1, 0)))
-    zero, one = read().lanes
-    assert [lane.computing[0].staleness for lane in (zero, one)] == [0, 1]
-
-
-def test_an_update_that_was_dropped_or_is_on_its_way_has_made_nothing(
-    ledger: Ledger, read: Callable[[], Timeline]
-) -> None:
-    ledger.record(began(0, 1), ())
-    computed(ledger, 0, 0, version=0, since=0.0, until=1.0)
-    computed(ledger, 1, 0, version=0, since=0.0, until=1.0)
-    ledger.record(left(1, "died", 2.0), (DropUpdate(worker=1, step=0, samples="return"),))
-    for lane in read().lanes:
-        assert (lane.computing[0].made, lane.computing[0].staleness) == (None, None)
-
-
 def test_transfers_go_on_beside_computing_and_are_told_apart(ledger: Ledger, read: Callable[[], Timeline]) -> None:
     ledger.record(began(0), ())
     computed(ledger, 0, 0, version=0, since=1.0, until=3.0)
@@ -218,13 +189,6 @@ def test_transfers_go_on_beside_computing_and_are_told_apart(ledger: Ledger, rea
     assert lane.computing == (step(1.0, 3.0, 0, on=0),)
 
 
-def test_who_was_there_at_the_last_fact_has_not_left(ledger: Ledger, read: Callable[[], Timeline]) -> None:
-    ledger.record(began(0, 1), ())
-    ledger.record(left(0, "died", 2.0), ())
-    computed(ledger, 1, 0, version=0, since=0.0, until=3.0)
-    assert read().lanes[1].stays == (Stay(began=0.0, ended=3.0, left=None),)
-
-
 def test_who_comes_back_stays_twice_and_does_nothing_in_between(ledger: Ledger, read: Callable[[], Timeline]) -> None:
     ledger.record(began(0), ())
     computed(ledger, 0, 0, version=0, since=0.0, until=1.0)
@@ -234,12 +198,6 @@ def test_who_comes_back_stays_twice_and_does_nothing_in_between(ledger: Ledger, 
     (lane,) = read().lanes
     assert lane.stays == (Stay(began=0.0, ended=2.0, left="died"), Stay(began=5.0, ended=7.0, left=None))
     assert lane.waiting == (Waiting(began=1.0, ended=2.0), Waiting(began=5.0, ended=6.0))
-
-
-def test_a_version_is_where_it_was_ordered_with_how_many_updates(ledger: Ledger, read: Callable[[], Timeline]) -> None:
-    ledger.record(began(0, 1), ())
-    arrived(ledger, 1, 0, 2.0, make(1, (0, 0), (1, 0)))
-    assert read().versions == (VersionMark(version=1, at=2.0, updates=2),)
 
 
 def test_a_switch_has_a_time_and_training_that_begins_anew_begins_another_stay(
@@ -271,15 +229,6 @@ def test_times_of_a_step_whose_fact_was_not_written_are_left_out(ledger: Ledger,
     ledger.step_times(0, 0, StepTimes(0.0, 1.0, 0.0, 0.0, 0.0, 0.0))
     ledger.record(left(0, "died", 2.0), ())
     assert read().lanes[0].computing == ()
-
-
-def test_a_ledger_in_which_nothing_has_happened_has_no_lanes(read: Callable[[], Timeline]) -> None:
-    assert read() == Timeline(protocol="", began=0.0, ended=0.0, lanes=(), versions=(), switches=())
-
-
-def test_without_a_ledger_there_is_no_timeline(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no ledger can be read there"):
-        timeline_of(tmp_path / "none.sqlite")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
