@@ -48,9 +48,7 @@ def state(folder: str = "both") -> dict[str, Any]:
 # --- a comparison
 
 
-def test_protocols_take_turns_seed_by_seed_and_the_table_has_a_row_for_each(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_protocols_take_turns_seed_by_seed_and_each_has_a_row(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO, "--target", "accuracy>=0.95") == 0
     assert job.begun == ALL
     out = capsys.readouterr().out.splitlines()
@@ -70,9 +68,7 @@ def test_protocols_take_turns_seed_by_seed_and_the_table_has_a_row_for_each(
     ]
 
 
-def test_json_prints_the_comparison_as_compare_json_has_it_and_nothing_else(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_prints_the_comparison_as_compare_json_has_it(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO, "--json", "--devices", " 0,cpu") == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out) == state()
@@ -115,9 +111,7 @@ def test_a_comparison_is_exported_as_markdown_and_its_numbers_as_csv(job: Job) -
 
 
 @pytest.mark.parametrize("file", ["no/both.csv", "."])
-def test_an_export_that_can_t_be_written_is_refused_before_any_run(
-    file: str, job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_that_can_t_be_written_is_refused(file: str, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO, "--export-csv", file) == 2
     assert capsys.readouterr().err.startswith(f"paceline: --export-csv {file}: it")
     assert job.begun == []
@@ -179,9 +173,7 @@ def test_a_diverged_run_is_a_result(job: Job, capsys: pytest.CaptureFixture[str]
     assert [(row["diverged"], row["never"]) for row in state()["protocols"]] == [(0, 0), (1, 1)]
 
 
-def test_protocols_are_shown_as_they_were_typed_and_go_on_however_they_are(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_protocols_are_shown_as_typed_and_go_on_however_they_are(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare("-p", "ssp:bound=3") == 0
     out = capsys.readouterr().out
     assert out.startswith("ssp:bound=3, seed 0: ")
@@ -191,9 +183,7 @@ def test_protocols_are_shown_as_they_were_typed_and_go_on_however_they_are(
     assert len(job.begun) == 1
 
 
-def test_with_the_linear_rule_protocols_whose_versions_are_means_have_n_times_the_rate(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_linear_rule_is_of_protocols_whose_versions_are_means(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["bsp", "hsp", "all-reduce", "ddp", "asp", "ps-plus", "ad-psgd", "ripples", "sync-switch"]
     protocols = [word for name in names for word in ("-p", name)]
     assert compare(*protocols, "-n", "4", "--learning-rate-rule", "linear") == 0
@@ -211,9 +201,7 @@ def test_with_the_linear_rule_protocols_whose_versions_are_means_have_n_times_th
 # --- going on
 
 
-def test_an_interrupted_comparison_says_what_is_done_and_goes_on_to_the_same_result(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_comparison_goes_on_to_the_same_result(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO, out="straight") == 0
     job.begun.clear()
     job.ends[ALL[2]] = interrupted
@@ -268,9 +256,7 @@ def test_a_dry_run_says_what_is_done_already_and_makes_nothing(job: Job, capsys:
 # --- what ends a comparison
 
 
-def test_a_failing_run_ends_it_with_3_and_one_line_and_is_made_again_later(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_run_ends_it_with_3_and_is_made_again_later(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job.ends[ALL[1]] = fails
     assert compare(*TWO) == 3
     (line,) = capsys.readouterr().err.splitlines()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -79,9 +81,7 @@ def test_runs_are_on_one_page_with_their_summaries_numbers_and_what_differs(repo
     assert {"setting": "seed", "values": ["0", "7"]} in told["differences"]
 
 
-def test_figures_and_a_trace_are_written_where_they_are_asked_for(
-    report: Any, simulation: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_and_a_trace_are_written(report: Any, simulation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "DOTS", 30)
     said = report(simulation, "--out", "page.html", "--png", "a/b", "--trace", "trace.json")
     assert (said.code, said.out) == (0, "page.html\ntrace.json\na/b\n")
@@ -90,7 +90,7 @@ def test_figures_and_a_trace_are_written_where_they_are_asked_for(
     assert sum(event.get("cat") == "compute" for event in events) == STEPS
 
 
-def test_a_run_that_crashed_is_shown_up_to_there_and_it_says_so(
+def test_a_run_that_crashed_is_shown_up_to_there(
     report: Any, simulation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if that was before anything had happened."""
@@ -155,7 +155,7 @@ def test_bad_input_is_one_line_and_2(name: str, report: Any, simulation: Path) -
     assert says in said.err
 
 
-def test_without_matplotlib_figures_are_refused_before_anything_is_written(
+def test_without_matplotlib_figures_are_refused_at_once(
     report: Any, simulation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "paceline.records.report.figures")
@@ -175,3 +175,14 @@ def test_programs_read_what_was_written(report: Callable[..., Said], simulation:
     assert plain == {"page": "report.html", "pictures": None, "trace": None, "runs": both}
     plain = json.loads(report(simulation, "--json", "--trace", "trace.json").out)
     assert (plain["page"], plain["trace"]) == (str(simulation / "report.html"), "trace.json")
+
+
+TRIAL = Path(__file__).parent.parent / "benchmarks" / "report.py"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium")
+def test_a_report_opens_zooms_and_shows_its_summaries_numbers() -> None:
+    done = subprocess.run([sys.executable, TRIAL], capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all is there" in done.stdout

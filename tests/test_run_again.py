@@ -157,7 +157,7 @@ def test_a_configuration_that_no_run_can_be_made_of_is_one_line(
 @pytest.mark.parametrize(
     ("text", "message"), [(None, "No such file or directory; name a run's config.toml"), ("x", "no configuration can")]
 )
-def test_a_file_that_is_no_configuration_is_one_line(
+def test_what_is_no_configuration_is_one_line(
     text: str | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if text is not None:
@@ -173,7 +173,7 @@ def test_without_a_script_and_a_configuration_the_script_is_asked_for(capsys: py
     assert capsys.readouterr().err == said
 
 
-def test_one_line_says_that_the_script_has_changed_since_and_one_that_the_folder_is_another(
+def test_it_is_said_that_the_script_has_changed_and_that_the_folder_is_another(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     refused = ("--out", "train.py")  # a file: nothing is run

@@ -177,9 +177,7 @@ def test_a_listing_is_exported_as_markdown_in_which_no_cell_ends_early(capsys: p
     assert Path("runs.md").read_text().splitlines()[2].endswith("| a \\| b |")
 
 
-def test_rm_refuses_a_run_that_goes_on_and_then_removes_none(
-    going_on: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rm_refuses_a_run_that_goes_on_and_removes_none(going_on: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = make("ended")
     assert main(["runs", "rm", str(ended), str(going_on)]) == 2
     said = "paceline: runs/present: this run is still going on; end it first (Ctrl-C), then remove it\n"

@@ -28,9 +28,7 @@ def shown(steps: list[int], samples: float | None, capsys: pytest.CaptureFixture
     return capsys.readouterr().out
 
 
-def test_where_no_batch_was_leased_it_says_that_every_worker_ran_a_loop_of_its_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_where_no_batch_was_leased_every_worker_ran_a_loop_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     line = "no samples were counted: each of the 2 workers ran a loop of its own, {} steps\n"
     assert line.format("50") in shown([50, 50], None, capsys)
     assert line.format("48 to 50") in shown([50, 48], None, capsys)
@@ -77,9 +75,7 @@ def test_a_resumed_run_says_how_often_and_what_was_undone(capsys: pytest.Capture
     assert "resumed" not in shown([50], 32.0, capsys)
 
 
-def test_those_that_died_before_a_run_was_resumed_with_fewer_workers_are_not_missed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_those_that_died_before_it_was_resumed_with_fewer_are_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
     left = ["finished", "finished", "died", "died"]
     rows = [
         {"worker": worker, "steps": 50, "max_lead": 0, "left": {"reason": why, "detail": None}, **SECONDS}
@@ -89,9 +85,7 @@ def test_those_that_died_before_a_run_was_resumed_with_fewer_workers_are_not_mis
     assert "bsp · 2 of 3 workers" in shown([50, 50, 50], 32.0, capsys, per_worker=rows, segments=2)
 
 
-def test_copies_have_a_table_below_the_parts_of_workers_times_and_only_where_there_are_any(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_copies_have_a_table_of_their_own_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
     copies = (
         {"to_device_seconds": 0.4, "from_device_seconds": 1.2},
         {"to_device_seconds": None, "from_device_seconds": None},

@@ -55,9 +55,7 @@ ALL = [(switch_at, seed) for switch_at in GRID for seed in range(3)]
 # --- a search
 
 
-def test_each_setting_tried_is_printed_with_mean_spread_time_and_verdict_and_what_the_search_cost(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_setting_tried_and_what_the_search_cost_is_printed(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune() == 0
     assert job.begun == ALL
     out = [line.strip() for line in capsys.readouterr().out.splitlines()]
@@ -86,9 +84,7 @@ def test_each_setting_tried_is_printed_with_mean_spread_time_and_verdict_and_wha
     ]
 
 
-def test_json_prints_the_search_as_tune_json_has_it_and_nothing_else(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_prints_the_search_as_tune_json_has_it(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune("--json", "--runs", "2", "--settings", "2", "--seed", "7") == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out) == state()
@@ -125,9 +121,7 @@ def test_without_out_a_search_goes_to_a_folder_with_its_time_in_runs(job: Job) -
     assert re.fullmatch(r"tune-\d{8}-\d{6}", folder.name)
 
 
-def test_a_given_goal_is_not_measured_and_the_cost_then_has_no_unit(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_given_goal_is_not_measured_and_the_cost_has_no_unit(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune("--goal", "0.91") == 0
     assert job.begun == ALL[3:]
     lines = capsys.readouterr().out.splitlines()
@@ -137,9 +131,7 @@ def test_a_given_goal_is_not_measured_and_the_cost_then_has_no_unit(
     )
 
 
-def test_if_nothing_is_good_enough_the_search_says_so_and_that_it_never_pays(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_if_nothing_is_good_enough_the_search_never_pays(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job.metrics = lambda switch_at, seed: {"accuracy": 1 - switch_at}
     assert tune("--runs", "1", "--lower-is-better") == 0
     out = capsys.readouterr().out
@@ -149,9 +141,7 @@ def test_if_nothing_is_good_enough_the_search_says_so_and_that_it_never_pays(
 
 
 @pytest.mark.parametrize("how", ["diverged", "not a number"])
-def test_a_diverged_run_is_a_result_namely_its_settings_failure(
-    how: str, job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_diverged_run_is_its_settings_failure(how: str, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     if how == "diverged":
         job.ends[0.5, 1] = diverges
     else:
@@ -167,7 +157,7 @@ def test_a_diverged_run_is_a_result_namely_its_settings_failure(
 
 
 @pytest.mark.parametrize("at", [0, 1, 7])
-def test_an_interrupted_search_keeps_what_is_finished_and_goes_on_to_the_same_result(
+def test_an_interrupted_search_goes_on_to_the_same_result(
     at: int, job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tune(out="straight") == 0

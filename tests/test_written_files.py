@@ -24,9 +24,7 @@ def test_a_link_that_waits_where_a_draft_was_once_written_is_not_followed(tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "report.html", "report.html.tmp"}
 
 
-def test_what_can_t_be_written_leaves_the_file_as_it_was_and_no_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_can_t_be_written_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "summary.json"
     file.write_text("before")
 

@@ -52,9 +52,7 @@ def test_a_run_in_which_workers_die_and_come_back_passes(tmp_path: Path, protoco
 
 @pytest.mark.parametrize("protocol", ["asp", "bsp", "ssp:bound=2"])
 @pytest.mark.parametrize("pauses", [0.0, 0.2])
-def test_every_batch_of_a_run_with_leases_is_found_to_be_used_once(
-    tmp_path: Path, protocol: str, pauses: float
-) -> None:
+def test_every_batch_of_a_run_with_leases_is_used_once(tmp_path: Path, protocol: str, pauses: float) -> None:
     folder = leased(tmp_path / "run", protocol, pauses=pauses)
     with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger:
         (resumed,) = ledger.execute("SELECT count(*) FROM facts WHERE kind = 'WorkerResumed'").fetchone()
@@ -67,9 +65,7 @@ def test_every_batch_of_a_run_with_leases_is_found_to_be_used_once(
 
 
 @pytest.mark.parametrize(("protocol", "ran_out"), [("asp", 2), ("bsp", 0)])
-def test_where_batches_are_set_aside_an_epoch_has_run_out_once_all_workers_asked_in_vain(
-    tmp_path: Path, protocol: str, ran_out: int
-) -> None:
+def test_an_epoch_has_run_out_once_all_workers_asked_in_vain(tmp_path: Path, protocol: str, ran_out: int) -> None:
     folder = edited(
         leased(tmp_path / "run", protocol),
         "DELETE FROM leases WHERE batch IS NULL AND during IS NOT NULL AND worker > 0",

@@ -34,9 +34,7 @@ def refusal(folder: Path, *flags: str) -> int:
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "ssp", "hsp", "dssp", "all-reduce", "ripples"])
-def test_the_verdict_names_the_straggler_and_how_much_slower_it_is(
-    tmp_path: Path, explained: Explain, protocol: str
-) -> None:
+def test_the_verdict_names_the_straggler_and_its_pace(tmp_path: Path, explained: Explain, protocol: str) -> None:
     said = explained(simulated(tmp_path / "run", protocol, steps=100))
     assert "Worker 3 made the others wait most" in said
     (computing, slower) = re.findall(r"computing for (\d+) % of the time: a step takes it (\S+) times as long", said)[0]
@@ -45,9 +43,7 @@ def test_the_verdict_names_the_straggler_and_how_much_slower_it_is(
     assert "suffered most" in said
 
 
-def test_of_hundreds_of_workers_those_are_shown_that_others_waited_for_longest(
-    tmp_path: Path, explained: Explain
-) -> None:
+def test_of_many_workers_those_are_shown_that_others_waited_for_longest(tmp_path: Path, explained: Explain) -> None:
     folder = simulated(tmp_path / "run", "bsp", workers=100, steps=500, slow=(90, 4.0))
     said = explained(folder)
     rows = [int(line.split()[0]) for line in said.splitlines() if line[:6].strip().isdigit()]
@@ -312,9 +308,7 @@ def test_what_ends_a_wait_tells_a_worker_that_pauses_from_one_without_data(fact:
     assert _fact(fact) == said
 
 
-def test_transfers_are_said_to_be_the_reason_and_a_faster_network_is_recommended_only_where_there_is_one(
-    tmp_path: Path, explained: Explain
-) -> None:
+def test_a_faster_network_is_recommended_only_where_there_is_one(tmp_path: Path, explained: Explain) -> None:
     """Workers of one machine map the parameters from shared memory: transfers there are copies."""
     network = Network(bandwidth=1e8, message=10_000_000)
     said = explained(simulated(tmp_path / "run", "asp", steps=60, scenario=Scenario(compute=0.05, network=network)))
@@ -328,9 +322,7 @@ def test_transfers_are_said_to_be_the_reason_and_a_faster_network_is_recommended
     assert "node-0" not in said
 
 
-def test_a_wait_for_several_links_is_divided_by_how_often_each_brought_the_last_part(
-    tmp_path: Path, explained: Explain
-) -> None:
+def test_a_wait_is_divided_by_how_often_each_link_brought_the_last_part(tmp_path: Path, explained: Explain) -> None:
     """Of each version node-2 has a part, too, which comes last for one in four."""
     pulled = "UPDATE step_times SET pull = 0.75 * compute, compute = compute / 4 WHERE worker = 2"
     rows = "'node-1', 'node-2', 'version', NULL, version, 1000, at, at + 0.1 FROM commits WHERE version % 4"
@@ -349,9 +341,7 @@ def test_a_wait_for_several_links_is_divided_by_how_often_each_brought_the_last_
     assert waited[0]["2"] + waited[1]["2"] == pytest.approx(told["workers"][2]["transfer_seconds"])
 
 
-def test_what_links_brought_to_averages_is_said_by_kind_and_who_waited_for_the_one_that_was_last(
-    tmp_path: Path, explained: Explain
-) -> None:
+def test_what_links_brought_to_averages_and_who_waited_for_the_last_is_said(tmp_path: Path, explained: Explain) -> None:
     """Nobody waits for versions and updates where each worker owns a replica."""
     said = explained(folder := averaging(tmp_path / "run"))
     (line,) = (line for line in said.splitlines() if " on the link " in line)
@@ -434,9 +424,7 @@ def test_a_worker_says_whom_it_waited_for_and_who_for_it(tmp_path: Path, explain
     assert "Workers 0, 1, 2 waited for it, 75 times" in said
 
 
-def test_programs_read_what_the_sentences_rest_on_and_every_wait_of_a_worker_and_of_a_step(
-    tmp_path: Path, explained: Explain
-) -> None:
+def test_programs_read_what_the_sentences_rest_on_and_every_wait(tmp_path: Path, explained: Explain) -> None:
     folder = simulated(tmp_path / "run", "bsp")
     plain = json.loads(explained(folder, "--json"))
     assert (plain["run"], plain["ended"], plain["protocol"]) == (str(folder), True, "bsp")
@@ -459,9 +447,7 @@ def test_programs_read_what_the_sentences_rest_on_and_every_wait_of_a_worker_and
     assert of_both["ended_seconds"] > of_both["began_seconds"]
 
 
-def test_a_step_names_copies_of_the_device_as_what_they_are_beside_computing_and_pushing(
-    tmp_path: Path, explained: Explain
-) -> None:
+def test_a_step_names_copies_of_the_device_beside_computing_and_pushing(tmp_path: Path, explained: Explain) -> None:
     folder = simulated(tmp_path / "run", "bsp", scenario=Scenario(compute=0.05))
     edited(folder, COPIED, "UPDATE step_times SET push = 0.012")
     said = explained(folder, "--worker", "1", "--step", "4")

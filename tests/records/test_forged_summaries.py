@@ -121,9 +121,7 @@ def test_a_run_that_was_stopped_had_a_limit_or_met_its_target(tmp_path: Path) ->
     assert wrong(folder).rule != violations.OUTCOME
 
 
-def test_deaths_fail_a_run_that_was_to_stop_then_and_those_of_a_script_one_that_bears_only_killed_workers(
-    real: Path,
-) -> None:
+def test_deaths_fail_a_run_that_was_to_stop_then_or_bears_only_killed_workers(real: Path) -> None:
     deaths = {"1": "exit code 1", **dict.fromkeys("023", "killed by SIGKILL")}
     assert wrong(said(real, on_loss="stop")).rule == violations.OUTCOME
     found = wrong(said(real, deaths=deaths, on_loss="auto"))

@@ -50,9 +50,7 @@ def exactly(pairs: list[tuple[Fact, tuple[Order, ...]]]) -> list[object]:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_facts_and_orders_are_read_back_equal_and_in_order(
-    protocol: str, seed: int, path: Path, ledger: Ledger
-) -> None:
+def test_facts_and_orders_are_read_back_equal(protocol: str, seed: int, path: Path, ledger: Ledger) -> None:
     history = History(protocol, seed, on_record=ledger.record).run()
     ledger.close()
     assert exactly(list(read_facts(path))) == exactly(history.pairs)
@@ -84,9 +82,7 @@ def test_a_fetch_is_noted_with_the_last_fact_before_it(path: Path, ledger: Ledge
     ]
 
 
-def test_applied_samples_tells_of_every_repetition_and_leaves_out_what_was_not_applied(
-    path: Path, ledger: Ledger
-) -> None:
+def test_applied_samples_has_every_repetition_and_nothing_that_was_not_applied(path: Path, ledger: Ledger) -> None:
     twice = ApplyUpdate(version=7, contributions=((0, 0, 0.5), (0, 0, 0.25), (1, 0, 0.25)))
     ledger.record(UpdateArrived(worker=0, step=0, at=1.0), (twice,))
     ledger.epoch_opened(0, [[10, 11], [12], [13], [14]], "digest")
@@ -188,9 +184,7 @@ def test_of_a_killed_writer_everything_committed_is_readable_and_no_fact_lacks_i
         assert machine.handle(fact) == orders
 
 
-def test_what_cannot_be_written_is_raised_at_close_and_spoils_nothing_before_it(
-    path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_is_raised_at_close(path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.files.traces", path.parent)
     began, *_ = History("asp", 0).run().pairs
     ledger.record(*began)
@@ -214,9 +208,7 @@ def test_a_ledger_that_cannot_be_created_fails_at_once(tmp_path: Path, path: Pat
 
 
 @pytest.mark.parametrize("other", [SCHEMA - 1, SCHEMA + 1])
-def test_what_is_no_ledger_of_this_schema_is_refused_in_one_line(
-    tmp_path: Path, path: Path, ledger: Ledger, other: int
-) -> None:
+def test_what_is_no_ledger_of_this_schema_is_refused(tmp_path: Path, path: Path, ledger: Ledger, other: int) -> None:
     ledger.close()
     with closing(sqlite3.connect(path)) as database:
         database.execute(f"PRAGMA user_version = {other}")

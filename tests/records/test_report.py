@@ -101,7 +101,7 @@ def wait(worker: int, awaited: int | None, seconds: float) -> WorkerWait:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_numbers_are_those_of_the_summary_and_of_a_run_that_crashed_what_its_ledger_amounts_to(
+def test_numbers_are_the_summarys_or_what_a_crashed_run_s_ledger_amounts_to(
     protocol: str, made: Made, tmp_path: Path
 ) -> None:
     run = made(protocol)
@@ -135,7 +135,7 @@ def test_metrics_are_there_by_time_and_by_samples(made: Made, tmp_path: Path) ->
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("bins", [7, 300])
-def test_the_greatest_lead_of_each_worker_is_the_summarys(
+def test_the_greatest_lead_is_the_summarys(
     protocol: str, bins: int, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BINS", bins)
@@ -156,9 +156,7 @@ def curves_of(facts: list[Fact]) -> Curves:
     return curves
 
 
-def test_a_worker_that_pauses_has_no_lead_until_it_resumes_and_holds_down_nobody_s(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_that_pauses_has_no_lead_and_holds_down_nobody_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BINS", 5)
     members = tuple((worker, "here", 0) for worker in range(2))
     facts: list[Fact] = [
@@ -274,7 +272,7 @@ def test_a_long_run_is_thinned_out_into_blocks_of_the_same_sums(protocol: str, m
         assert all(a <= b for a, b in pairwise(x for pair in zip(blocks["began"], blocks["ended"]) for x in pair))  # noqa: B905
 
 
-def test_a_run_most_of_whose_workers_are_not_shown_is_drawn_step_by_step(
+def test_a_run_of_whose_workers_few_are_shown_is_drawn_step_by_step(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "WORKERS", 2)

@@ -70,9 +70,7 @@ EVENTFUL = Scenario(
 
 
 @pytest.mark.parametrize("protocol", each(registry(), long=("dssp", "hsp", "ssp")))  # others of their kind are tried
-def test_a_run_whose_workers_die_and_come_back_in_several_segments_is_checked_as_one(
-    tmp_path: Path, protocol: str
-) -> None:
+def test_a_run_of_several_segments_with_deaths_and_returns_is_checked_as_one(tmp_path: Path, protocol: str) -> None:
     folder = resumed(tmp_path / "run", protocol, points=(37, 70), beyond=20, steps=120, scenario=EVENTFUL, pause=1.0)
     found = checked(folder)
     assert found.wrong is None
@@ -90,9 +88,7 @@ def test_each_sample_is_used_once_over_all_segments(tmp_path: Path, protocol: st
 
 
 @pytest.mark.parametrize("seed", each(range(6), default=(0, 1)))
-def test_a_worker_may_be_leased_a_batch_again_that_it_had_when_the_run_was_interrupted(
-    tmp_path: Path, seed: int
-) -> None:
+def test_a_batch_that_a_worker_had_as_the_run_was_interrupted_may_be_leased_again(tmp_path: Path, seed: int) -> None:
     assert checked(leased_and_resumed(tmp_path / "run", "bsp", seed=seed, fact=30, beyond=9, deaths=0.0)).wrong is None
 
 
@@ -273,9 +269,7 @@ def test_a_cut_that_is_killed_is_made_by_the_next_one(point: tuple[Path, int, in
     assert everything(folder / "undone-2.sqlite") == everything(other / "undone-2.sqlite")
 
 
-def test_a_disk_that_is_full_leaves_the_ledger_as_it_was(
-    point: tuple[Path, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_ledger_as_it_was(point: tuple[Path, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, fact, version = point
     before = everything(folder / "ledger.sqlite")
 
@@ -338,9 +332,7 @@ def test_a_mark_counts_the_rows_that_were_told_before_it_and_no_others(tmp_path:
     ("table", "row"),
     [("fetches", "'node-1', 'node-0', 'version', NULL, 3, 40, 0.1, 0.2"), ("agreed", "0, 1, 0, 'any', 'true', 'true'")],
 )
-def test_fetches_and_agreements_after_the_snapshot_are_undone(
-    point: tuple[Path, int, int], table: str, row: str
-) -> None:
+def test_what_came_after_the_snapshot_is_undone(point: tuple[Path, int, int], table: str, row: str) -> None:
     folder, fact, version = point
     edited(folder, *(f"INSERT INTO {table} VALUES ({one}, {row})" for one in (fact - 1, fact, fact + 1)))
     cut(folder, fact, version)
@@ -362,9 +354,7 @@ def test_what_was_measured_of_undone_versions_is_undone(point: tuple[Path, int, 
     assert rows(folder / "ledger.sqlite", query)[0][0] <= made.at + 1e-9, "no step has time that is undone"
 
 
-def test_a_ledger_without_the_mark_or_the_version_and_one_that_is_written_are_not_cut(
-    point: tuple[Path, int, int],
-) -> None:
+def test_a_ledger_without_the_mark_or_the_version_or_in_use_is_not_cut(point: tuple[Path, int, int]) -> None:
     folder, fact, version = point
     with pytest.raises(ConfigError, match=f"not all of the snapshot after fact {fact - 1}; only an earlier"):
         cut(folder, fact - 1, version)

@@ -86,9 +86,7 @@ def parts(lane: WorkerLane) -> list[ComputingSpan | Waiting]:
     return sorted([*lane.computing, *lane.waiting], key=lambda part: part.began)
 
 
-def test_a_worker_computes_or_waits_from_its_coming_until_it_leaves(
-    ledger: Ledger, read: Callable[[], Timeline]
-) -> None:
+def test_a_worker_computes_or_waits_until_it_leaves(ledger: Ledger, read: Callable[[], Timeline]) -> None:
     ledger.note("protocol", {"name": "asp", "config": {}})
     ledger.record(began(0, 1, at=0.5), ())
     computed(ledger, 0, 0, version=0, since=1.0, until=2.0)
@@ -200,9 +198,7 @@ def test_who_comes_back_stays_twice_and_does_nothing_in_between(ledger: Ledger, 
     assert lane.waiting == (Waiting(began=1.0, ended=2.0), Waiting(began=5.0, ended=6.0))
 
 
-def test_a_switch_has_a_time_and_training_that_begins_anew_begins_another_stay(
-    ledger: Ledger, read: Callable[[], Timeline]
-) -> None:
+def test_a_switch_has_a_time_and_begins_another_stay(ledger: Ledger, read: Callable[[], Timeline]) -> None:
     ledger.record(began(0), ())
     members = ((0, "here", 1),)
     arrived(ledger, 0, 0, 3.0, SwitchProtocol(to="asp", parameters=(), members=members, since=2.0))
@@ -273,9 +269,7 @@ def test_the_parts_of_a_stay_follow_each_other_and_sum_to_the_workers_time_in_th
     )
 
 
-def test_a_step_has_what_copies_to_and_from_a_device_took_and_is_no_longer_by_that(
-    ledger: Ledger, read: Callable[[], Timeline]
-) -> None:
+def test_a_step_has_what_copies_took_and_is_no_longer_by_that(ledger: Ledger, read: Callable[[], Timeline]) -> None:
     ledger.note("protocol", {"name": "asp", "config": {}})
     ledger.record(began(0, at=0.5), ())
     for number, copies in enumerate([(0.25, 0.5), (None, None)]):

@@ -180,7 +180,7 @@ def test_blame_is_told_when_the_awaited_worker_waits_no_longer() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "ssp", "hsp:idle=guarded,stale=next,broadcast=all", "ripples"])
-def test_blame_told_as_waits_end_is_what_is_told_after_the_last_and_keeps_few(
+def test_blame_told_as_waits_end_is_that_told_after_the_last(
     tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spans, "LEAST", 0)  # forget whatever may be forgotten, at once

@@ -127,9 +127,7 @@ def test_each_side_says_what_the_link_means_for_its_own_models(doctors: Doctors)
 
 
 @pytest.mark.real_run
-def test_a_bandwidth_is_what_a_link_lets_through_to_the_head(
-    doctors: Doctors, throttle: Callable[..., Throttle]
-) -> None:
+def test_a_bandwidth_is_what_the_link_lets_through(doctors: Doctors, throttle: Callable[..., Throttle]) -> None:
     _, address = doctors.head()
     slow = throttle(address, there=2 * MB, back=50 * MB)
     joiner = doctors.start("--join", at(slow.address), "--json", first="link.LONG_ENOUGH = 1.0")
@@ -137,7 +135,7 @@ def test_a_bandwidth_is_what_a_link_lets_through_to_the_head(
 
 
 @pytest.mark.real_run
-def test_how_far_a_clock_is_ahead_is_as_uncertain_as_the_link_is_long(
+def test_a_clock_s_lead_is_as_uncertain_as_the_link_is_long(
     doctors: Doctors, throttle: Callable[..., Throttle]
 ) -> None:
     _, address = doctors.head()
@@ -244,7 +242,7 @@ def test_a_head_that_waits_can_be_interrupted(doctors: Doctors) -> None:
     assert head.returncode == 130
 
 
-def test_without_a_token_nothing_is_measured(
+def test_a_link_is_not_measured_without_a_token(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("PACELINE_TOKEN_FILE", raising=False)

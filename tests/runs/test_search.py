@@ -83,9 +83,7 @@ def test_a_measured_goal_is_the_mean_of_the_runs_without_a_switch() -> None:
         (0.1, True, True),
     ],
 )
-def test_good_enough_is_at_most_the_tolerance_worse_than_the_goal(
-    value: float, lower_is_better: bool, passes: bool
-) -> None:
+def test_good_enough_is_at_most_the_tolerance_worse(value: float, lower_is_better: bool, passes: bool) -> None:
     search = Search(runs=1, settings=1, goal=1.0, tolerance=0.25, lower_is_better=lower_is_better)
     result, _ = searched(search, lambda _: value)
     assert result.switch_at == (0.5 if passes else 1.0)
@@ -147,9 +145,7 @@ def test_the_upper_end_never_rises_and_is_always_one_or_a_point_that_passed(job:
 
 @pytest.mark.parametrize("goal", [None, 0.9])
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
-def test_a_search_broken_off_anywhere_goes_on_with_the_same_trials_to_the_same_result(
-    job: Job, goal: float | None
-) -> None:
+def test_a_search_broken_off_anywhere_goes_on_to_the_same_result(job: Job, goal: float | None) -> None:
     search = Search(goal=goal, seed=3)
     result, trials = searched(search, job)
     for length in range(len(trials) + 1):
@@ -157,9 +153,7 @@ def test_a_search_broken_off_anywhere_goes_on_with_the_same_trials_to_the_same_r
 
 
 @pytest.mark.parametrize(("goal", "cost", "break_even"), [(None, 2.6, 3.2), (0.919, 1.6, 2.0)])
-def test_cost_and_break_even_are_those_of_the_authors_setup_1(
-    goal: float | None, cost: float, break_even: float
-) -> None:
+def test_cost_and_break_even_are_those_of_the_authors(goal: float | None, cost: float, break_even: float) -> None:
     """As computed from their data: R=1, M=5, 6.25 %. A BSP run's time is known even if the search makes none."""
     result, _ = searched(Search(runs=1, goal=goal), lambda trial: 0.919 if trial.switch_at >= 0.06 else 0.9)
     assert result.switch_at == 0.0625
