@@ -311,6 +311,3 @@ def test_bad_input_is_one_line_and_2_before_anything_is_made(
     assert message in line
     assert job.begun == []
     assert not Path("both").exists()
-
-
-# --- with processes

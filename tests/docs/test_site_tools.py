@@ -1,4 +1,4 @@
-"""The documentation's tools: links out of the site, no network, and what `make prose` and `make sizes` count."""
+"""What the documentation's tools find: links out of the site, what it fetches, and what is large (`make sizes`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import sizes
 from links_outside import rewritten
 from no_network import fetched
-from prose import sentences, share, words
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,34 +60,6 @@ def test_no_two_public_classes_have_one_name() -> None:
 def test_what_is_large_has_a_reason_and_each_reason_is_for_something_large() -> None:
     large = {table: set(names) for table, names in sizes.questions(sizes.modules()).items()}
     assert {table: set(names) for table, names in sizes.reasons().items()} == large
-
-
-PAGE = """# A heading. With two sentences.
-
-One [link to a page](a.md#b. c) and `code with. words`. Is it two? Yes,
-e.g. over two lines, as Ho et al. say; 0.5 is no end.
-
-- An item without a full stop
-- Another one. Of two.
-
-| a table | is. left out |
-
-```bash
-not a sentence. not this.
-```
-
-![A picture. Left out.](a.svg)
-
-**1.** Numbers alone are none!
-"""
-
-
-def test_sentences_are_those_of_paragraphs_and_items() -> None:
-    assert [words(one) for one in sentences(PAGE)] == [7, 3, 14, 6, 2, 2, 4]
-
-
-def test_a_percentile_is_the_least_number_that_so_many_do_not_pass() -> None:
-    assert [share([10, 9, 8, 7, 6, 5, 4, 3, 2, 1], percent) for percent in (50, 90, 100, 1)] == [5, 9, 10, 1]
 
 
 def test_a_method_in_many_classes_is_named_unless_a_base_declares_it() -> None:

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-from snippets import Command, Snippet, not_printed, snippets
+from snippets import Snippet, not_printed, snippets
 
 import paceline
 from paceline.cli.main import COMMANDS, parser
@@ -144,24 +144,6 @@ def called(command: list[str]) -> tuple[int, str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([program, *command[1:]], capture_output=True, text=True, timeout=300, env=environment)
     return ended.returncode, ended.stderr + ended.stdout
-
-
-def test_a_block_has_its_language_its_title_and_its_commands() -> None:
-    page = (
-        "text\n\n```bash\npaceline check \\\n  runs/x  # why\n\npaceline check  # exit code 3\n```\n\n"
-        '- item\n\n    ```python title="train.py"\n    x = 1\n    ```\n'
-    )
-    first, second = snippets(page)
-    assert (first.line, first.language, first.run) == (3, "bash", True)
-    assert first.commands == [Command(["paceline", "check", "runs/x"], 0), Command(["paceline", "check"], 3)]
-    assert (second.title, second.text) == ("train.py", "x = 1\n")
-
-
-def test_a_block_below_a_line_that_says_why_is_not_run() -> None:
-    page = '<!-- not run: it needs a network -->\n```bash title="Install"\npip install x\n```\n\n```bash\nls\n```\n'
-    first, second = snippets(page)
-    assert (first.run, first.why_not_run, first.title, first.line) == (False, "it needs a network", "Install", 2)
-    assert (second.run, second.line) == (True, 6)
 
 
 @page_of_docs

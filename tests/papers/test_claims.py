@@ -20,39 +20,12 @@ def test_no_row_without_a_source_has_a_published_number(tag: str | None) -> None
         Claim("faster", "1.5", tag, "1.52", True)  # type: ignore[arg-type]
 
 
-def test_our_own_models_numbers_stand_in_a_column_of_their_own() -> None:
-    head, published, ours = claim_rows([PUBLISHED, OURS])
-    assert dict(zip(head, published, strict=True))["published"] == "1.5 (from the abstract)"
-    assert dict(zip(head, ours, strict=True))["published"] == ""
-    assert dict(zip(head, ours, strict=True))["our own model"] == "16"
-
-
 def test_what_is_calibrated_never_says_that_it_was_reached() -> None:
     assert [claim.verdict for claim in (CALIBRATED, MISSED, INPUT)] == [
         "calibrated",
         "calibrated, **not reached**: off by 22 %",
         "calibrated, not comparable: fitted to this",
     ]
-
-
-@pytest.mark.parametrize(
-    ("published", "verdict", "wrong"),
-    [
-        ("1.5", "reached", "does not end with its source"),
-        ("1.5 (same)", "reached", "'same' is no source"),
-        ("1.5 (our own model)", "reached", "'our own model' is no source"),
-        ("1.5 (from the paper)", "nearly", "begins with none of"),
-        ("1.5 (from the paper)", "", "begins with none of"),
-    ],
-)
-def test_a_row_written_by_hand_keeps_the_same_rules(published: str, verdict: str, wrong: str) -> None:
-    page = [
-        "| claim | published | here | verdict |",
-        "|---|---|---|---|",
-        f"| faster | {published} | 1.52 | {verdict} |",
-    ]
-    with pytest.raises(ValueError, match=wrong):
-        claims_of(page)
 
 
 def printed(*claims: Claim) -> list[str]:

@@ -60,11 +60,6 @@ def test_no_case_is_scored_with_a_seed_that_chose_a_rate(made: list[tuple[str, f
     assert all([one.seed for one in row.runs] == [0, 1] for row in rows.values())
 
 
-def test_a_seed_can_t_both_choose_and_be_scored(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError):
-        learning.score(Results(TASK, tmp_path, None), TASK.targets, {}, range(TUNING[0] + 1))
-
-
 def test_the_default_is_the_best_in_the_results_of_those_whose_idle_workers_compute_with_a_guard() -> None:
     """The table of those that were scored has the best first and marks the default."""
     page = (Path(__file__).parents[2] / "benchmarks/papers/results/learning.md").read_text()

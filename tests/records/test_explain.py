@@ -13,7 +13,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.core.facts import Fact, StepDeclined, WorkerResumed
-from paceline.records.explain.sentences import _fact, _seconds
+from paceline.records.explain.sentences import _fact
 from paceline.scenario.scenario import HostTable, Network, Scenario
 from support.recorded import edited, simulated
 
@@ -219,14 +219,6 @@ def test_a_worker_that_computes_during_an_average_does_not_wait_for_it(tmp_path:
     assert "link" not in explained(folder, "--worker", "1")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0, "0 ms"), (0.0004, "0.4 ms"), (0.00994, "9.9 ms"), (0.00997, "10 ms"), (0.0116, "12 ms"), (1.25, "1.2 s")],
-)
-def test_times_below_ten_milliseconds_have_a_digit_more(seconds: float, text: str) -> None:
-    assert _seconds(seconds) == text
-
-
 def test_a_wait_for_one_that_waited_itself_says_for_whom(tmp_path: Path, explained: Explain) -> None:
     said = explained(
         simulated(tmp_path / "run", "hsp:idle=guarded,stale=next,broadcast=all", steps=100), "--worker", "0"
@@ -239,9 +231,6 @@ def test_waiting_that_no_rule_ordered_is_said_apart(tmp_path: Path, explained: E
     assert "the time went to waiting" not in explained(folder)
     edited(folder, "UPDATE step_times SET wait = wait + 0.05, compute = compute - 0.05 WHERE worker = 3")
     assert "Another 6 % of the time went to waiting for the store, messages or a core." in explained(folder)
-
-
-# --- one step, one worker ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -60,16 +59,19 @@ Made = Callable[..., RecordedRun]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     """A simulated run, open; made once for each protocol and name."""
+    with ExitStack() as stack:
 
-    @cache
-    def make(protocol: str, name: str = "", events: tuple[Kill, ...] = ()) -> RecordedRun:
-        scenario = replace(STRAGGLER, events=events)
-        folder = tmp_path_factory.mktemp("runs") / (name or protocol)
-        return open_run(simulated(folder, protocol, steps=120, scenario=scenario), registry())
+        @cache
+        def make(protocol: str, name: str = "", events: tuple[Kill, ...] = ()) -> RecordedRun:
+            folder = tmp_path_factory.mktemp("runs") / (name or protocol)
+            simulated(folder, protocol, steps=120, scenario=replace(STRAGGLER, events=events))
+            run = open_run(folder, registry())
+            stack.enter_context(closing(run.ledger))
+            return run
 
-    return make
+        yield make
 
 
 def shown(run: RecordedRun, slices: int = 10**6) -> dict[str, Any]:
@@ -146,16 +148,6 @@ def test_the_greatest_lead_is_the_summarys(
     assert leads == {row["worker"]: row["max_lead"] for row in (run.summary or {})["per_worker"]}
 
 
-def curves_of(facts: list[Fact]) -> Curves:
-    """The curves over ten seconds with these facts."""
-    model = RunModel()
-    curves = Curves(model, 0.0, 10.0)
-    for fact in facts:
-        curves.open_until(fact.at)
-        curves.record(model.record(fact, ()))
-    return curves
-
-
 def test_a_worker_that_pauses_has_no_lead_and_holds_down_nobody_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BINS", 5)
     members = tuple((worker, "here", 0) for worker in range(2))
@@ -167,7 +159,12 @@ def test_a_worker_that_pauses_has_no_lead_and_holds_down_nobody_s(monkeypatch: p
         WorkerResumed(worker=1, at=7.0),
         UpdateArrived(worker=1, step=1, at=9.0),
     ]
-    found = curves_of(facts).contents([0, 1])["leads"]["workers"]
+    model = RunModel()
+    curves = Curves(model, 0.0, 10.0)
+    for fact in facts:
+        curves.open_until(fact.at)
+        curves.record(model.record(fact, ()))
+    found = curves.contents([0, 1])["leads"]["workers"]
     assert [one["lead"] for one in found] == [[0, 0, 0, 0, 0], [0, None, None, 0, 1]]
 
 
@@ -447,23 +444,3 @@ def test_steps_of_the_trace_and_lanes_of_the_page_have_what_copies_took_where_th
     assert [ticks * told["tick"] for ticks in with_copies["copies"][0]] == pytest.approx([0.003, 0.009])
     assert set(map(tuple, with_copies["copies"][1:])) == {(None, None)}
     assert "copies" not in without
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js")
-@pytest.mark.parametrize(
-    ("copies", "said"),
-    [
-        ("[[3, 9]]", "\\ncopies for step 7, overlapped or not: 3 ms to the device, 9 ms from the device"),
-        ("[[0, null]]", "\\ncopies for step 7, overlapped or not: 0 ms to the device"),
-        ("[[null, null]]", ""),
-        ("undefined", ""),
-    ],
-)
-def test_the_page_says_how_long_copies_took_if_there_were_any(copies: str, said: str) -> None:
-    text = (files("paceline.records.report") / "page.html").read_text()
-    function = re.search(r"^  function copies\(.*?^  \}$", text, re.MULTILINE | re.DOTALL)
-    assert function is not None
-    lane = f"{{ step: [7], copies: {copies} }}"
-    program = f"const say = (ticks) => `${{ticks}} ms`;{function[0]};console.log(JSON.stringify(copies({lane}, 0)))"
-    printed = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert printed == f'"{said}"\n'

@@ -65,26 +65,17 @@ def test_a_host_s_share_is_that_of_its_workers_and_of_what_it_exchanged() -> Non
     tally.fetched(fetch("node-1", "node-0", 40, 0.0, 1.0))
     tally.fetched(fetch("node-1", "node-0", 40, 0.5, 1.5))
     tally.fetched(fetch("node-0", "node-1", 48, 2.0, 2.25))
+    tally.moved({"node-1": 0.5, "elsewhere": 9.0})
+    tally.moved({"node-1": 0.25})
     head, other = summed_up(tally)["per_host"]
     exchanged = ("bytes_in", "bytes_out", "fetching_seconds")
     assert (head["host"], head["workers"], head["steps"], head["samples"]) == ("node-0", [0], 1, 8)
     assert [head[key] for key in exchanged] == [48, 80, 0.25]
     assert (other["host"], other["workers"], other["steps"], other["samples"]) == ("node-1", [1, 2], 2, 16)
     assert [other[key] for key in exchanged] == [80, 48, 1.5]
-
-
-def test_what_moving_bytes_took_adds_up_and_is_left_out_where_nobody_knows() -> None:
-    tally = told(TrainingBegan(members=((0, "node-0", 0), (1, "node-1", 0)), version=0, at=0.0))
-    tally.fetched(fetch("node-1", "node-0", 40, 0.0, 1.0))
-    tally.moved({"node-1": 0.5, "elsewhere": 9.0})
-    tally.moved({"node-1": 0.25})
-    head, other = summed_up(tally)["per_host"]
     assert other["moving_cpu_seconds"] == 0.75
-    assert "moving_cpu_seconds" not in head
-
-
-def test_a_run_on_one_host_says_nothing_of_hosts() -> None:
-    assert "per_host" not in summed_up(told(began(0, 1)))
+    assert "moving_cpu_seconds" not in head, "nobody knows"
+    assert "per_host" not in summed_up(told(began(0, 1))), "it was on one host"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
