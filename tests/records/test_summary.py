@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.choice import Choice, choose
+from paceline.core.choice import choose
 from paceline.core.facts import (
     Fact,
     GradientReady,
@@ -36,12 +36,9 @@ SEEDS = range(4)
 PARTS = ("compute_seconds", "wait_seconds", "transfer_seconds", "other_seconds")
 
 
-def chosen(text: str) -> Choice:
-    return choose(text, registry())
-
-
 def summed_up(tally: Tally, protocol: str = "asp", **more: Any) -> records.Summary:
-    return tally.summary(protocol=chosen(protocol), workers=4, threads=1, seed=0, **{"outcome": "completed", **more})
+    more = {"outcome": "completed", **more}
+    return tally.summary(protocol=choose(protocol, registry()), workers=4, threads=1, seed=0, **more)
 
 
 def told(*facts: Fact | tuple[Fact, Order]) -> Tally:

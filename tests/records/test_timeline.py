@@ -78,6 +78,15 @@ def arrived(ledger: Ledger, worker: int, step: int, at: float, *orders: Order) -
     ledger.record(UpdateArrived(worker=worker, step=step, at=at), orders)
 
 
+def fetched(
+    ledger: Ledger, host: str, source: str, size: int, began: float, ended: float, worker: int | None = None
+) -> None:
+    """Version 3, or the update of step 3 of a worker."""
+    kind = "version" if worker is None else "update"
+    one = FetchTimes(host=host, source=source, kind=kind, worker=worker, number=3, bytes=size, began=began, ended=ended)
+    ledger.fetched(one)
+
+
 def step(began: float, ended: float, number: int, on: int, made: int | None = None) -> ComputingSpan:
     return ComputingSpan(began=began, ended=ended, step=number, version=on, made=made)
 
@@ -120,28 +129,22 @@ def test_what_a_host_fetched_is_a_pull_of_each_worker_that_took_it_and_a_push_of
     members = ((0, "node-0", 0), (1, "node-1", 0), (2, "node-1", 0), (3, "node-2", 0))
     ledger.record(TrainingBegan(members=members, version=0, at=0.0), ())
 
-    def fetch(host: str, kind: str, number: int, ended: float, worker: int | None = None) -> None:
-        one = FetchTimes(
-            host=host, source="-", kind=kind, worker=worker, number=number, bytes=40, began=ended - 0.5, ended=ended
-        )
-        ledger.fetched(one)
-
     def taken(worker: int, at: float) -> None:
         ledger.record(ParametersTaken(worker=worker, version=3, at=at), ())
 
-    fetch("node-1", "version", 3, 1.0)
+    fetched(ledger, "node-1", "node-0", 40, 0.5, 1.0)
     taken(0, 1.0)
     taken(1, 1.0)
-    fetch("node-1", "version", 3, 2.0)
+    fetched(ledger, "node-1", "node-0", 40, 1.5, 2.0)
     taken(2, 2.0)
-    fetch("node-2", "version", 3, 2.5)
+    fetched(ledger, "node-2", "node-0", 40, 2.0, 2.5)
     taken(3, 2.5)
-    fetch("node-0", "update", 7, 3.0, worker=2)
+    fetched(ledger, "node-0", "node-1", 40, 2.5, 3.0, worker=2)
     moved = [[(one.direction, one.number, one.began, one.ended) for one in lane.transfers] for lane in read().lanes]
     assert moved == [
         [],
         [("pull", 3, 0.5, 1.0)],
-        [("pull", 3, 1.5, 2.0), ("push", 7, 2.5, 3.0)],
+        [("pull", 3, 1.5, 2.0), ("push", 3, 2.5, 3.0)],
         [("pull", 3, 2.0, 2.5)],
     ]
     assert read().hosts == {0: "node-0", 1: "node-1", 2: "node-1", 3: "node-2"}
@@ -154,19 +157,11 @@ def test_an_item_in_parts_is_one_pull_from_all_hosts_that_have_them_and_one_push
     members = ((0, "node-0", 0), (1, "node-1", 0))
     ledger.record(TrainingBegan(members=members, version=0, at=0.0), ())
 
-    def fetch(host: str, source: str, kind: str, size: int, began: float, ended: float) -> None:
-        worker = 1 if kind == "update" else None
-        ledger.fetched(
-            FetchTimes(
-                host=host, source=source, kind=kind, worker=worker, number=3, bytes=size, began=began, ended=ended
-            )
-        )
-
-    fetch("node-1", "node-0", "version", 40, 0.5, 1.0)
-    fetch("node-1", "node-2", "version", 30, 0.5, 2.0)
+    fetched(ledger, "node-1", "node-0", 40, 0.5, 1.0)
+    fetched(ledger, "node-1", "node-2", 30, 0.5, 2.0)
     ledger.record(ParametersTaken(worker=1, version=3, at=2.0), ())
-    fetch("node-2", "node-1", "update", 8, 3.5, 4.0)
-    fetch("node-0", "node-1", "update", 9, 3.0, 5.0)
+    fetched(ledger, "node-2", "node-1", 8, 3.5, 4.0, worker=1)
+    fetched(ledger, "node-0", "node-1", 9, 3.0, 5.0, worker=1)
     (_, lane) = read().lanes
     assert [(one.direction, one.size, one.began, one.ended) for one in lane.transfers] == [
         ("pull", 70, 0.5, 2.0),
