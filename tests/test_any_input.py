@@ -100,9 +100,7 @@ def test_any_command_line_ends_with_a_documented_code(
 
 def spoiled(run: Path, chance: random.Random) -> str:
     """Spoil one thing of a run's folder; returns what."""
-    kind = chance.choice(
-        ["cell", "cell", "cell", "cell", "rows", "table", "bytes", "cut", "summary", "summary", "file"]
-    )
+    kind = chance.choice(["cell", "cell", "cell", "cell", "rows", "table", "bytes", "summary", "summary"])
     ledger = run / "ledger.sqlite"
     if kind in ("cell", "rows", "table"):
         with closing(sqlite3.connect(ledger)) as database:
@@ -121,22 +119,13 @@ def spoiled(run: Path, chance: random.Random) -> str:
                 database.execute(f"DROP TABLE {table}")
             database.commit()
         return f"{kind}: {table}.{column} of row {row} = {junk!r:.60}"
-    if kind in ("bytes", "cut"):
+    if kind == "bytes":
         file = chance.choice([ledger, run / "summary.json", run / "config.toml"])
         data = bytearray(file.read_bytes())
         place = chance.randrange(len(data))
-        if kind == "cut":
-            del data[place:]
-        else:
-            data[place : place + 8] = chance.randbytes(8)
+        data[place : place + 8] = chance.randbytes(8)
         file.write_bytes(data)
         return f"{kind}: {file.name} at {place}"
-    if kind == "file":
-        file = chance.choice(["ledger.sqlite", "summary.json", "config.toml"])
-        (run / file).unlink()
-        if chance.random() < 0.5:
-            (run / file).mkdir()
-        return f"no {file}"
     return _spoiled_summary(run / "summary.json", chance)
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +15,7 @@ import pytest
 from paceline.cli import compare as command
 from paceline.cli.main import main
 from paceline.runs import series
-from support.launch import Launch
-from support.leftovers import Traces
-from support.nursery import Process
-from support.scripts import training
-
-Made = tuple[str, int]
-"""A run's protocol, as `-p` has it, and its seed."""
-
-
-@dataclass
-class Job:
-    """Stands in for `series.make_run`: writes the summary of a run."""
-
-    ends: dict[Made, Callable[[Path], int]] = field(default_factory=dict)
-    """What happens at the end of these runs, once, instead of `completed`."""
-    begun: list[Made] = field(default_factory=list)
-    given: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By the folder's name: the run's flags."""
-
-    def __call__(self, arguments: Sequence[str], interrupts: Sequence[int]) -> int:
-        words = list(arguments)
-        flags = dict(pairwise(words[: words.index("train.py")]))
-        folder, name = Path(flags["--out"]), (flags["-p"], int(flags["--seed"]))
-        self.begun.append(name)
-        self.given[folder.name] = flags
-        folder.mkdir()
-        code = self.ends.pop(name)(folder) if name in self.ends else 0
-        if code not in (0, 4):
-            return code
-        seconds = 8.0 if flags["-p"] == "bsp" else 2.0 + name[1]
-        row = {"compute_seconds": 3.0, "wait_seconds": 1.0, "transfer_seconds": 0.0, "other_seconds": 0.0}
-        evaluations = [
-            {"version": 1, "at_seconds": seconds / 2, "samples": 8, "accuracy": 0.9},
-            {"version": 2, "at_seconds": seconds, "samples": 16, "accuracy": 0.96},
-        ]
-        summary = {
-            "outcome": "diverged" if code else "completed",
-            "error": "NaN" if code else None,
-            "wall_seconds": seconds,
-            "samples_per_second": 100.0,
-            "per_worker": [row],
-            "staleness": {"mean": 0.5, "max": 3},
-            "evaluations": [] if code else evaluations,
-        }
-        (folder / "summary.json").write_text(json.dumps(summary))
-        return code
+from support.series_jobs import Job, diverges, fails, interrupted
 
 
 @pytest.fixture
@@ -71,7 +23,10 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Job:
     """In a folder with a training script."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("pass\n")
-    job = Job()
+    job = Job(
+        seconds=lambda protocol, seed: 8.0 if protocol == "bsp" else 2.0 + seed,
+        metrics=lambda protocol, seed: {"accuracy": 0.96},
+    )
     monkeypatch.setattr(series, "make_run", job)
     monkeypatch.setattr(command, "report", lambda folders, out, say: None)  # of runs without ledgers
     return job
@@ -90,22 +45,10 @@ def state(folder: str = "both") -> dict[str, Any]:
     return read
 
 
-def interrupted(_: Path) -> int:
-    os.kill(os.getpid(), signal.SIGINT)
-    return 130
-
-
-def fails(folder: Path) -> int:
-    (folder / "summary.json").write_text(json.dumps({"outcome": "failed", "error": "all workers died"}))
-    return 3
-
-
 # --- a comparison
 
 
-def test_protocols_take_turns_seed_by_seed_and_the_table_has_a_row_for_each(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_protocols_take_turns_seed_by_seed_and_each_has_a_row(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO, "--target", "accuracy>=0.95") == 0
     assert job.begun == ALL
     out = capsys.readouterr().out.splitlines()
@@ -125,20 +68,12 @@ def test_protocols_take_turns_seed_by_seed_and_the_table_has_a_row_for_each(
     ]
 
 
-def test_every_run_has_the_devices_that_are_asked_for(job: Job) -> None:
-    assert compare("-p", "bsp", "-p", "ddp", "--devices", " 0,cpu") == 0
-    assert {flags["--devices"] for flags in job.given.values()} == {"0,cpu"}
-    assert len(job.given) == 2
-    assert state()["settings"]["devices"] == "0,cpu"
-
-
-def test_json_prints_the_comparison_as_compare_json_has_it_and_nothing_else(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare(*TWO, "--json") == 0
+def test_json_prints_the_comparison_as_compare_json_has_it(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(*TWO, "--json", "--devices", " 0,cpu") == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out) == state()
     assert "seed 1" in printed.err
+    assert {state()["settings"]["devices"], *(flags["--devices"] for flags in job.given)} == {"0,cpu"}
     assert list(state()) == ["paceline", "settings", "metric", "runs", "protocols"]
     assert [(run["protocol"], run["seed"]) for run in state()["runs"]] == [
         ("bsp", 0),
@@ -158,7 +93,7 @@ def test_quiet_leaves_only_the_table(job: Job, capsys: pytest.CaptureFixture[str
 
 
 def test_a_comparison_is_exported_as_markdown_and_its_numbers_as_csv(job: Job) -> None:
-    job.ends["asp", 1] = lambda folder: 4
+    job.ends["asp", 1] = diverges
     flags = ("--target", "accuracy>=0.95", "--export-markdown", "both.md", "--export-csv", "both.csv")
     assert compare(*TWO, *flags) == 0
     head, rule, bsp, _asp, *remarks = Path("both.md").read_text().splitlines()
@@ -176,9 +111,7 @@ def test_a_comparison_is_exported_as_markdown_and_its_numbers_as_csv(job: Job) -
 
 
 @pytest.mark.parametrize("file", ["no/both.csv", "."])
-def test_an_export_that_can_t_be_written_is_refused_before_any_run(
-    file: str, job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_that_can_t_be_written_is_refused(file: str, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO, "--export-csv", file) == 2
     assert capsys.readouterr().err.startswith(f"paceline: --export-csv {file}: it")
     assert job.begun == []
@@ -200,40 +133,11 @@ def test_with_stop_at_target_each_run_stops_at_it_and_another_target_makes_anoth
     assert job.begun == [("bsp", 0)]
 
 
-def test_with_the_linear_rule_protocols_whose_versions_are_means_have_n_times_the_rate(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ["bsp", "hsp", "all-reduce", "asp", "ps-plus", "ad-psgd", "ripples", "sync-switch"]
-    protocols = [word for name in names for word in ("-p", name)]
-    assert compare(*protocols, "-n", "4", "--learning-rate-rule", "linear") == 0
-    given = {folder: flags.get("--learning-rate-scale") for folder, flags in job.given.items()}
-    assert given == {f"{name}-seed0": "4.0" if name in names[:3] else None for name in names}
-    assert {row["protocol"]: row["learning_rate_scale"] for row in state()["protocols"]} == {
-        name: 4.0 if name in names[:3] else 1.0 for name in names
-    }
-    said = "learning rates (--learning-rate-rule linear): 4 times the script's under bsp, hsp, all-reduce; the script's"
-    assert said in capsys.readouterr().out
-
-
-def test_ddp_is_one_more_row_and_has_n_times_the_rate_under_the_linear_rule(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare("-p", "bsp", "-p", "ddp", "-n", "3", "--learning-rate-rule", "linear") == 0
-    assert job.given["ddp-seed0"]["-p"] == "ddp"
-    assert job.given["ddp-seed0"]["--learning-rate-scale"] == "3.0"
-    out = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in out if line.startswith(("bsp ", "ddp "))] == ["bsp", "ddp"]
-    assert "ddp: plain DistributedDataParallel over gloo, for comparison; report.html does not have it" in out
-    assert compare("-p", "bsp", "-p", "ddp", "-n", "3", "--learning-rate-rule", "linear", "--dry-run") == 0
-    assert capsys.readouterr().out.count("done already") == 2
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--max-seconds", "9"], "--max-seconds is given, and -p ddp, which can't follow it: leave one of them out"),
         (["--stop-at-target", "--target", "loss<=1"], "--stop-at-target is given, and -p ddp, which can't follow it"),
-        (["--shards", "static"], "--shards is given, and -p ddp, which can't follow it"),
         (["--scenario", "network.toml"], "network.toml: -p ddp sends gradients by gloo, which a scenario's network"),
         (["--scenario", "death.toml"], "death.toml: a worker that is killed ends a run under -p ddp"),
         (["-p", "ddp"], "-p ddp: ddp is given twice; give each protocol once"),
@@ -251,11 +155,14 @@ def test_what_ddp_can_t_follow_is_refused_before_any_run(
 
 def test_a_run_s_folder_is_called_by_protocol_and_seed(job: Job) -> None:
     assert compare("-p", "ssp:bound=5", "-p", "sync-switch:then=ssp,switch_at=0.5", "--seed", "7") == 0
-    assert list(job.given) == ["ssp-bound=5-seed7", "sync-switch-then=ssp-switch_at=0.5-seed7"]
+    assert [Path(flags["--out"]).name for flags in job.given] == [
+        "ssp-bound=5-seed7",
+        "sync-switch-then=ssp-switch_at=0.5-seed7",
+    ]
 
 
 def test_a_diverged_run_is_a_result(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    job.ends["asp", 1] = lambda folder: 4
+    job.ends["asp", 1] = diverges
     assert compare(*TWO, "--target", "accuracy>=0.95") == 0
     out = capsys.readouterr().out
     assert "asp, seed 1: diverged after 3.0 s: NaN" in out
@@ -266,9 +173,7 @@ def test_a_diverged_run_is_a_result(job: Job, capsys: pytest.CaptureFixture[str]
     assert [(row["diverged"], row["never"]) for row in state()["protocols"]] == [(0, 0), (1, 1)]
 
 
-def test_protocols_are_shown_as_they_were_typed_and_go_on_however_they_are(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_protocols_are_shown_as_typed_and_go_on_however_they_are(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare("-p", "ssp:bound=3") == 0
     out = capsys.readouterr().out
     assert out.startswith("ssp:bound=3, seed 0: ")
@@ -278,19 +183,25 @@ def test_protocols_are_shown_as_they_were_typed_and_go_on_however_they_are(
     assert len(job.begun) == 1
 
 
-def test_one_line_says_that_a_flag_came_too_late(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare(*TWO, script=("train.py", "-n", "4")) == 0
-    said = "paceline: -n after train.py is the script's own; Paceline's flags come before the script\n"
-    assert capsys.readouterr().err == said
-    assert {flags["--tee"] for flags in job.given.values()} == {"none"}, "or each run says it once more"
+def test_the_linear_rule_is_of_protocols_whose_versions_are_means(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["bsp", "hsp", "all-reduce", "ddp", "asp", "ps-plus", "ad-psgd", "ripples", "sync-switch"]
+    protocols = [word for name in names for word in ("-p", name)]
+    assert compare(*protocols, "-n", "4", "--learning-rate-rule", "linear") == 0
+    given = {Path(flags["--out"]).name: flags.get("--learning-rate-scale") for flags in job.given}
+    assert given == {f"{name}-seed0": "4.0" if name in names[:4] else None for name in names}
+    assert {row["protocol"]: row["learning_rate_scale"] for row in state()["protocols"]} == {
+        name: 4.0 if name in names[:4] else 1.0 for name in names
+    }
+    out = capsys.readouterr().out
+    said = "learning rates (--learning-rate-rule linear): 4 times the script's under bsp, hsp, all-reduce, ddp; the"
+    assert said in out
+    assert "ddp: plain DistributedDataParallel over gloo, for comparison; report.html does not have it" in out
 
 
 # --- going on
 
 
-def test_an_interrupted_comparison_says_what_is_done_and_goes_on_to_the_same_result(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_comparison_goes_on_to_the_same_result(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO, out="straight") == 0
     job.begun.clear()
     job.ends[ALL[2]] = interrupted
@@ -316,29 +227,17 @@ def test_seeds_protocols_and_the_target_may_change_while_no_run_is_made_again(jo
     assert state()["protocols"][0]["seconds"]["mean"] == 4.0
 
 
-@pytest.mark.parametrize(
-    ("flags", "script", "difference"),
-    [
-        (["-n", "3"], ["train.py"], "workers was 2 and is 3"),
-        (["--scenario", "slow.toml"], ["train.py"], "scenario was {"),
-        (["--learning-rate-rule", "linear"], ["train.py"], 'learning_rate_rule was "none" and is "linear"'),
-        (["--epochs", "2", "--threads", "1"], ["train.py"], "threads was null and is 1, epochs was null and is 2"),
-        ([], ["train.py", "--lr", "1"], 'arguments was [] and is ["--lr", "1"]'),
-        ([], ["other.py"], 'script was "train.py" and is "other.py"'),
-    ],
-)
-def test_runs_of_another_configuration_are_not_mixed_in(
-    flags: list[str], script: list[str], difference: str, job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("slow.toml").write_text("[[worker]]\nindex = 1\nspeed = 0.5\n")
-    Path("other.py").write_text("pass\n")
+def test_runs_of_another_configuration_are_not_mixed_in(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO) == 0
-    capsys.readouterr()
-    assert compare(*TWO, *flags, script=script) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"paceline: --out both holds another comparison: {difference}")
+    assert compare(*TWO, "-n", "3", "--learning-rate-rule", "linear", script=("train.py", "-n", "4")) == 2
+    late, line = capsys.readouterr().err.splitlines()
+    assert late == "paceline: -n after train.py is the script's own; Paceline's flags come before the script"
+    assert line.startswith("paceline: --out both holds another comparison: ")
+    for difference in ("arguments was []", "workers was 2 and is 3", 'learning_rate_rule was "none" and is "linear"'):
+        assert difference in line
     assert line.endswith("; name another folder")
     assert job.begun == ALL
+    assert {flags["--tee"] for flags in job.given} == {"none"}, "or each run says what is late once more"
 
 
 def test_a_dry_run_says_what_is_done_already_and_makes_nothing(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,9 +256,7 @@ def test_a_dry_run_says_what_is_done_already_and_makes_nothing(job: Job, capsys:
 # --- what ends a comparison
 
 
-def test_a_failing_run_ends_it_with_3_and_one_line_and_is_made_again_later(
-    job: Job, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_run_ends_it_with_3_and_is_made_again_later(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job.ends[ALL[1]] = fails
     assert compare(*TWO) == 3
     (line,) = capsys.readouterr().err.splitlines()
@@ -368,19 +265,15 @@ def test_a_failing_run_ends_it_with_3_and_one_line_and_is_made_again_later(
     assert job.begun == [*ALL[:2], *ALL[1:]]
 
 
-def test_a_first_run_that_is_refused_leaves_nothing(job: Job) -> None:
-    job.ends[ALL[0]] = lambda folder: folder.rmdir() or 2  # type: ignore[func-returns-value]
-    assert compare(*TWO) == 2
-    assert not Path("both").exists()
-
-
-def test_a_function_that_waits_for_its_first_run_is_no_comparison_and_outlives_a_refused_run(job: Job) -> None:
-    Path("both").mkdir()
-    for name in ("function.py", "function.pkl"):
-        Path("both", name).write_text("pass")
-    job.ends[ALL[0]] = lambda folder: folder.rmdir() or 2  # type: ignore[func-returns-value]
-    assert compare(*TWO, script=("train.py",)) == 2
-    assert {path.name for path in Path("both").iterdir()} == {"function.py", "function.pkl"}
+def test_a_first_run_that_is_refused_leaves_nothing_but_the_function_that_waits_for_it(job: Job) -> None:
+    for waiting in (set(), {"function.py", "function.pkl"}):
+        job.ends[ALL[0]] = lambda folder: folder.rmdir() or 2  # type: ignore[func-returns-value]
+        for name in waiting:
+            Path("both").mkdir(exist_ok=True)
+            Path("both", name).write_text("pass")
+        assert compare(*TWO) == 2
+        assert {path.name for path in Path().glob("both/*")} == waiting
+        assert Path("both").exists() == bool(waiting)
 
 
 def test_a_target_of_a_metric_that_there_is_not_costs_one_run(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -418,65 +311,3 @@ def test_bad_input_is_one_line_and_2_before_anything_is_made(
     assert message in line
     assert job.begun == []
     assert not Path("both").exists()
-
-
-# --- with processes
-
-
-@pytest.mark.long
-def test_real_runs_interrupted_and_gone_on_with_are_made_once_each(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The script notes each time that it begins; the third run is interrupted while it trains."""
-    count, begun = launch.tmp_path / "count", 0
-    script = launch.tmp_path / "train.py"
-    script.write_text(
-        training(
-            "if step == 3 and begun == 3: tell('third'); time.sleep(60)",
-            before=f"""
-            def evaluate(model):
-                return {{"loss": (model(data.tensors[0]) - data.tensors[1]).square().mean()}}
-            if me == 0:
-                open({str(count)!r}, "a").write("begun\\n")
-            begun = len(open({str(count)!r}).readlines()) if me == 0 else 0
-            """,
-        )
-    )
-
-    def make_run(arguments: Sequence[str], interrupts: list[int]) -> int:
-        nonlocal begun
-        begun += 1
-        launch.traces.append(traces := Traces(launch.tmp_path / f"temporary-{begun}"))
-        process = Process(["run", *arguments], traces.environment | launch.events.environment)
-        if begun == 3:
-            launch.events.wait_for("third")
-            os.kill(os.getpid(), signal.SIGINT)
-            assert interrupts
-            process.terminate()
-        out, err = process.communicate(timeout=60.0)
-        assert json.loads(out)["outcome"] in ("completed", "interrupted"), err
-        return process.wait()
-
-    monkeypatch.setattr(series, "make_run", make_run)
-    monkeypatch.chdir(launch.tmp_path)
-    flags = ["compare", "-p", "bsp", "-p", "asp", "--seeds", "2", "--target", "loss<=9", "--out", "both", "train.py"]
-    assert main(flags) == 130
-    assert "interrupted, 2 of 4 runs done" in capfd.readouterr().err
-    finished = sorted(Path("both").glob("*/ledger.sqlite"))
-    times = {file: file.stat().st_mtime_ns for file in finished if "seed0" in str(file)}
-    assert len(times) == 2
-    assert main(flags) == 0
-    assert len(count.read_text().split()) == 5, "four runs, of which one was begun twice"
-    assert {file: file.stat().st_mtime_ns for file in times} == times
-    assert [run["folder"] for run in state()["runs"]] == ["bsp-seed0", "bsp-seed1-2", "asp-seed0", "asp-seed1"]
-    for run in state()["runs"]:
-        summary = json.loads(Path("both", run["folder"], "summary.json").read_text())
-        assert (summary["protocol"]["name"], summary["seed"]) == (run["protocol"], run["seed"])
-        assert run["seconds_to_target"] == summary["targets"]["loss<=9"]["at_seconds"]
-    assert re.search(r"bsp +\d+\.\d to ", capfd.readouterr().out)
-    page = Path("both/report.html").read_text()
-    Path("both/report.html").unlink()
-    assert main(["report", "both"]) == 0
-    assert Path("both/report.html").read_text() == page
-    for run in state()["runs"]:
-        assert json.loads(Path("both", run["folder"], "summary.json").read_text())["final_parameters_sha256"] in page

@@ -28,9 +28,7 @@ def plan(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     return printed
 
 
-def test_what_would_run_is_named_in_order_with_what_the_simulator_says_it_takes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_would_run_is_named_in_order_with_what_it_would_take(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--seeds", "2", "--out", "both", "--scenario", "steady.toml", "--steps", "12")
     assert main(["compare", *TWO, "--dry-run", *flags, "train.py", "-n", "3"]) == 0
     head, *rows, last = capsys.readouterr().out.splitlines()
@@ -45,7 +43,7 @@ def test_what_would_run_is_named_in_order_with_what_the_simulator_says_it_takes(
     assert not Path("both").exists()
 
 
-def test_a_folder_that_can_t_hold_the_comparison_is_refused_and_an_empty_one_stays_empty(
+def test_a_folder_with_something_else_is_refused_and_an_empty_one_stays_empty(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("empty").mkdir()
@@ -86,9 +84,7 @@ def test_from_a_run_it_takes_the_run_s_steps_and_what_they_took(costs: str, caps
         (("--scenario", "steady.toml"), "nothing says how many steps there are; give --steps N"),
     ],
 )
-def test_without_costs_it_says_what_is_lacking(
-    flags: tuple[str, ...], lacking: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_says_what_is_lacking(flags: tuple[str, ...], lacking: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = plan(capsys, *flags)
     assert told["lacking"].startswith(lacking)
     assert [run["seconds"] for run in told["runs"]] == [None, None]

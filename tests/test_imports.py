@@ -1,4 +1,4 @@
-"""The arrows between the folders hold."""
+"""The arrows between the folders and the modules of the package hold."""
 
 from __future__ import annotations
 
@@ -144,55 +144,40 @@ def test_protocols_never_import_each_other() -> None:
         assert not {name for name in ours(file) if name.startswith("protocols")}, file
 
 
-def test_neither_the_package_nor_its_pure_folders_load_torch() -> None:
-    program = (
-        "import sys, paceline, paceline.cli.main, paceline.protocols, paceline.scenario.scenario, "
-        "paceline.records.journal; paceline.protocols.registry(); paceline.run, paceline.Run, paceline.Comparison; "
-        "assert not {'torch', 'pandas', 'cloudpickle'} & set(sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
 def test_no_module_has_the_name_of_a_public_function() -> None:
     """Once it is imported, it would take that name's place in the package."""
     assert not {path.stem for path in ROOT.iterdir()} & {*paceline.__all__}
 
 
-def test_what_every_script_imports_loads_the_standard_library_and_nothing_else() -> None:
-    """Each import of a package like rich takes as long as all of it."""
-    program = (
-        "import sys; before = set(sys.modules); import paceline; "
-        "tops = {name.partition('.')[0] for name in set(sys.modules) - before}; "
-        "assert tops <= {*sys.stdlib_module_names, 'paceline'}, tops"
-    )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+PURE = "paceline, paceline.cli.main, paceline.protocols, paceline.scenario.scenario, paceline.records.journal"
+LOADED = {
+    "what every script imports loads the standard library alone": (
+        "import paceline",
+        "not {name.partition('.')[0] for name in loaded} - {*sys.stdlib_module_names, 'paceline'}",
+    ),
+    "neither the package nor its pure folders load torch": (
+        f"import {PURE}; paceline.protocols.registry(); paceline.run, paceline.Run, paceline.Comparison",
+        "not {'torch', 'pandas', 'cloudpickle'} & loaded",
+    ),
+    "a run on one host loads nothing that moves bytes between hosts": (
+        "import paceline.coordinator.coordinator",
+        "not {f'paceline.{name}' for name in ('net.handshake', 'net.tls', 'transfer.data_connection', "
+        "'transfer.manager')} & loaded",
+    ),
+}
+"""Each import of a package like rich takes as long as all of ours. It is part of each start, and of a run's memory."""
 
 
-def test_a_run_on_one_host_loads_nothing_that_moves_bytes_between_hosts() -> None:
-    """It is part of each start, and of each run's memory."""
-    program = (
-        "import sys, paceline.coordinator.coordinator; "
-        "several = {f'paceline.{name}' for name in ('net.handshake', 'net.tls', 'transfer.data_connection', "
-        "'transfer.manager')}; "
-        "assert not several & set(sys.modules), several & set(sys.modules)"
-    )
+@pytest.mark.parametrize("rule", LOADED)
+def test_nothing_is_loaded_that_is_not_needed(rule: str) -> None:
+    imported, holds = LOADED[rule]
+    program = f"import sys; before = set(sys.modules); {imported}; loaded = set(sys.modules) - before; assert {holds}"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    of_scripts = [
-        "agree",
-        "epochs",
-        "finish",
-        "is_main",
-        "log",
-        "prepare",
-        "resumed",
-        "stop",
-        "weigh",
-        "worker",
-        "workers",
-    ]
+    of_scripts = ["agree", "epochs", "finish", "is_main", "log", "prepare", "resumed", "stop"]
+    of_scripts += ["weigh", "worker", "workers"]
     of_programs = ["Comparison", "Run", "compare", "run", "simulate"]
     assert sorted(paceline.__all__) == sorted(["__version__", *of_scripts, *of_programs])
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)
@@ -210,3 +195,35 @@ def test_a_coordinator_and_a_host_read_no_clock_and_open_no_socket() -> None:
         if outside(file) & FROM_THE_LOOP
     }
     assert looks == WITH_A_CLOCK
+
+
+# --- the modules of the root ------------------------------------------------------------------------
+
+OF_THE_ROOT = {
+    "errors": set(),
+    "version": set(),
+    "files": {"core"},
+    "terminal": {"core"},
+    "api": {"core", "errors", "protocols", "records", "scenario", "sim"},
+    "__init__": {"errors", "version", "training", "api", "notebook"},
+    "__main__": {"cli", "host"},
+}
+"""Module to the parts of the package that it may import; what has names of `__init__` when one is first used."""
+MAY_IMPORT_THE_ROOT = {"worker_process", "runs"}
+"""Those above `training`, which the root's names come from: for the others it would be an arrow backwards."""
+
+
+def test_every_module_of_the_root_imports_only_what_it_may() -> None:
+    for file in ROOT.glob("*.py"):
+        assert {name.partition(".")[0] for name in ours(file)} <= OF_THE_ROOT[file.stem], file
+
+
+def test_the_root_loads_nothing_but_errors_and_version_at_once() -> None:
+    body = ast.parse((ROOT / "__init__.py").read_text()).body
+    modules = [node.module or "" for node in body if isinstance(node, ast.ImportFrom)]
+    assert {name for name in modules if name.startswith("paceline")} <= {"paceline.errors", "paceline.version"}
+
+
+def test_a_folder_below_the_root_does_not_import_it_as_a_whole() -> None:
+    for file in files(*({*MAY_IMPORT} - MAY_IMPORT_THE_ROOT)):
+        assert not imports(file) & {"paceline", *(f"paceline.{name}" for name in paceline.__all__)}, file

@@ -73,20 +73,14 @@ def test_the_defaults_as_they_are_listed_can_be_typed_and_are_the_default_choice
             assert choose(f"{name}:{text}", registry()) == choose(name, registry())
 
 
-def test_json_is_one_array_with_exactly_these_keys(said: Any) -> None:
+def test_json_is_one_array_with_exactly_these_keys_and_the_config_s_own_defaults(said: Any) -> None:
     cards = json.loads(said("--json"))
     assert [card["name"] for card in cards] == list(registry())
-    for card, spec in zip(cards, registry().values(), strict=True):
+    for card in cards:
         assert list(card) == ["name", "title", "family", "paper", "parameters", "rounds", "invariants"]
-        assert (card["title"], card["family"], card["paper"]) == (spec.title, spec.family, spec.paper)
-        assert (card["rounds"], card["invariants"]) == (spec.rounds, list(spec.invariants))
         for parameter in card["parameters"]:
             limits = "range" if parameter["type"].split()[0] in ("int", "float") else "allowed"
             assert list(parameter) == ["name", "type", "default", limits, "what"]
-
-
-def test_the_defaults_in_json_are_the_config_s_own(said: Any) -> None:
-    for card in json.loads(said("--json")):
         defaults = {parameter["name"]: parameter["default"] for parameter in card["parameters"]}
         assert defaults == choose(card["name"], registry()).parameters()
 
@@ -103,18 +97,6 @@ def test_what_is_outside_the_listed_range_or_words_is_refused(name: str, key: st
     for text in outside:
         with pytest.raises(ConfigError, match=f"^{name}: {key} is "):
             choose(f"{name}:{key}={text}", registry())
-
-
-def test_ssp_s_bound_is_listed_with_its_range_and_its_sentence(said: Any) -> None:
-    what = "steps that a worker may lead the slowest one and still be released"
-    assert f"  bound=3  a whole number, 0 or more: {what}\n" in said()
-    assert plain_parameter(json.loads(said("--json")), "ssp", "bound") == {
-        "name": "bound",
-        "type": "int",
-        "default": 3,
-        "range": {"least": 0, "above": False, "most": None},
-        "what": what,
-    }
 
 
 @pytest.mark.parametrize("name", registry())
@@ -157,9 +139,3 @@ def test_it_waits_for_nothing_that_is_slow_to_import(arguments: list[str]) -> No
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
-
-
-def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    assert "protocols" in capsys.readouterr().out

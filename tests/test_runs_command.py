@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import json
 import os
@@ -112,10 +111,8 @@ def test_runs_of_a_comparison_are_listed_and_links_and_strangers_are_not(capsys:
     ("file", "text", "said"),
     [
         ("summary.json", "{", "summary.json can't be read"),
-        ("summary.json", "[]", "summary.json can't be read"),
         ("summary.json", '{"outcome": "fine", "evaluations": []}', "summary.json can't be read"),
         ("config.toml", "protocol = 1", "config.toml can't be read"),
-        ("config.toml", "\0", "config.toml can't be read"),
         ("ledger.sqlite", "mine", "ledger.sqlite is no ledger"),
     ],
 )
@@ -149,23 +146,6 @@ def test_a_run_without_a_summary_goes_on_or_has_crashed(going_on: Path, capsys: 
     }
 
 
-def test_a_listing_is_exported_as_csv_and_markdown(capsys: pytest.CaptureFixture[str]) -> None:
-    make("one", summary={"outcome": "failed", "error": "a | b"})
-    assert main(["runs", "--export-csv", "runs.csv", "--export-markdown", "runs.md"]) == 0
-    with open("runs.csv", newline="") as file:
-        head, row = csv.reader(file)
-    assert dict(zip(head, row, strict=True))["result"] == "a | b"
-    lines = Path("runs.md").read_text().splitlines()
-    assert len(lines) == 3
-    assert lines[1].startswith("| --- | --- | --- | ---: |")
-    assert lines[2].endswith("| a \\| b |")
-    assert main(["runs", "--export-csv", "no/runs.csv"]) == 2
-    assert capsys.readouterr().err == (
-        "paceline: --export-csv no/runs.csv: its folder is not there, or can't be written to; name a file that can be "
-        "written\n"
-    )
-
-
 def test_du_counts_a_file_with_two_names_once_and_the_largest_run_first(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("small", "large"):
         folder = make(name, summary=False)
@@ -183,22 +163,21 @@ def test_du_counts_a_file_with_two_names_once_and_the_largest_run_first(capsys: 
 
 
 def test_rm_removes_runs_damaged_ones_too_and_says_what_it_freed(capsys: pytest.CaptureFixture[str]) -> None:
-    folders = [make("one", summary=False), make("two", summary=False)]
-    for folder in folders:
-        (folder / "config.toml").write_text("no toml")
+    folder = make("one", summary=False)
+    (folder / "config.toml").write_text("no toml")
     kept = make("three")
-    assert main(["runs", "rm", *map(str, folders)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "runs/one: removed, 1.1 kB freed",
-        "runs/two: removed, 1.1 kB freed",
-        "2 runs removed, 2.2 kB freed",
-    ]
+    assert main(["runs", "rm", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines() == ["runs/one: removed, 1.1 kB freed"]
     assert list(Path("runs").iterdir()) == [kept]
 
 
-def test_rm_refuses_a_run_that_goes_on_and_then_removes_none(
-    going_on: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_listing_is_exported_as_markdown_in_which_no_cell_ends_early(capsys: pytest.CaptureFixture[str]) -> None:
+    make("one", summary={"outcome": "failed", "error": "a | b"})
+    assert main(["runs", "--export-markdown", "runs.md"]) == 0
+    assert Path("runs.md").read_text().splitlines()[2].endswith("| a \\| b |")
+
+
+def test_rm_refuses_a_run_that_goes_on_and_removes_none(going_on: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = make("ended")
     assert main(["runs", "rm", str(ended), str(going_on)]) == 2
     said = "paceline: runs/present: this run is still going on; end it first (Ctrl-C), then remove it\n"

@@ -16,19 +16,19 @@ EMPTY: Any = {
 }  # fmt: skip
 
 
+SECONDS = {f"{part}_seconds": 1.0 for part in ("compute", "wait", "transfer", "other")}
+
+
 def shown(steps: list[int], samples: float | None, capsys: pytest.CaptureFixture[str], **others: Any) -> str:
-    seconds = {f"{part}_seconds": 1.0 for part in ("compute", "wait", "transfer", "other")}
     rows = [
-        {"worker": worker, "steps": made, "max_lead": 0, "left": None, **seconds} for worker, made in enumerate(steps)
+        {"worker": worker, "steps": made, "max_lead": 0, "left": None, **SECONDS} for worker, made in enumerate(steps)
     ]
     summary = {**EMPTY, "workers": len(steps), "samples_per_second": samples, "per_worker": rows, **others}
     print_summary(summary, Path())  # type: ignore[arg-type]
     return capsys.readouterr().out
 
 
-def test_where_no_batch_was_leased_it_says_that_every_worker_ran_a_loop_of_its_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_where_no_batch_was_leased_every_worker_ran_a_loop_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     line = "no samples were counted: each of the 2 workers ran a loop of its own, {} steps\n"
     assert line.format("50") in shown([50, 50], None, capsys)
     assert line.format("48 to 50") in shown([50, 48], None, capsys)
@@ -75,35 +75,23 @@ def test_a_resumed_run_says_how_often_and_what_was_undone(capsys: pytest.Capture
     assert "resumed" not in shown([50], 32.0, capsys)
 
 
-def test_a_run_that_was_resumed_with_fewer_workers_has_as_many_as_it_was_resumed_with(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert " · 1 worker · " in shown([50, 20, 20], 32.0, capsys, workers=1)
-
-
-def test_those_that_died_before_a_run_was_resumed_with_fewer_workers_are_not_missed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    seconds = {f"{part}_seconds": 1.0 for part in ("compute", "wait", "transfer", "other")}
+def test_those_that_died_before_it_was_resumed_with_fewer_are_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
     left = ["finished", "finished", "died", "died"]
     rows = [
-        {"worker": worker, "steps": 50, "max_lead": 0, "left": {"reason": why, "detail": None}, **seconds}
+        {"worker": worker, "steps": 50, "max_lead": 0, "left": {"reason": why, "detail": None}, **SECONDS}
         for worker, why in enumerate(left)
     ]
     assert "bsp · 2 workers ·" in shown([50, 50], 32.0, capsys, per_worker=rows, segments=2)
     assert "bsp · 2 of 3 workers" in shown([50, 50, 50], 32.0, capsys, per_worker=rows, segments=2)
 
 
-def test_copies_have_a_table_below_the_parts_of_workers_times_and_only_where_there_are_any(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    seconds = {f"{part}_seconds": 1.0 for part in ("compute", "wait", "transfer", "other")}
+def test_copies_have_a_table_of_their_own_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
     copies = (
         {"to_device_seconds": 0.4, "from_device_seconds": 1.2},
         {"to_device_seconds": None, "from_device_seconds": None},
     )
     rows = [
-        {"worker": worker, "steps": 50, **seconds, **its, "max_lead": 3, "left": None}
+        {"worker": worker, "steps": 50, **SECONDS, **its, "max_lead": 3, "left": None}
         for worker, its in enumerate(copies)
     ]
     out = shown([50, 50], 32.0, capsys, per_worker=rows)

@@ -38,12 +38,6 @@ def test_a_process_that_is_about_to_start_a_run_is_known_by_its_words(command: A
     assert tiers.started_by(command)
 
 
-def test_so_is_a_program_that_calls_for_a_run(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("import paceline\npaceline.compare(print, protocol=['bsp'])\n")
-    assert tiers.started_by([sys.executable, tmp_path / "program.py"])
-    assert tiers.started_by(["python", str(tmp_path / "none.py")]) == ""
-
-
 @pytest.mark.parametrize("command", OTHERS.values(), ids=OTHERS)
 def test_other_processes_are_none_of_that(command: list[str]) -> None:
     assert tiers.started_by(command) == ""
@@ -80,20 +74,6 @@ def test_so_does_a_thread_of_the_test(tmp_path: Path) -> None:
         futures["one"].result()
 
 
-@pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What came of a run that the module's fixture begins for the first test that wants it."""
-    try:
-        runs.run(training(), tmp_path=tmp_path_factory.mktemp("run"))
-    except pytest.fail.Exception as failed:
-        return str(failed)
-    return "a run"
-
-
-def test_so_does_a_fixture_of_the_module_that_such_a_test_is_the_first_to_use(outcome: str) -> None:
-    assert "starts a real run" in outcome
-
-
 def test_a_marked_test_may() -> None:
     """Shown without a run."""
     before = list(tiers._unmarked)
@@ -102,14 +82,3 @@ def test_a_marked_test_may() -> None:
     with tiers.under_way(marked):
         tiers.starts("by the test")
     tiers._unmarked[:] = before
-
-
-def test_fixtures_that_make_runs_are_made_longer_only_where_a_longer_test_of_the_module_is_there() -> None:
-    def request(*items: tuple[str, bool]) -> Any:
-        there = [
-            SimpleNamespace(path=Path(path), get_closest_marker=lambda name, long=long: long) for path, long in items
-        ]
-        return SimpleNamespace(path=Path("this.py"), session=SimpleNamespace(items=there))
-
-    assert runs.longer(request(("this.py", False), ("this.py", True)))
-    assert not runs.longer(request(("this.py", False), ("other.py", True)))

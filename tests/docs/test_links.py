@@ -1,4 +1,4 @@
-"""Links between the repository's pages lead to files that are there, and to headings that they have."""
+"""Links of the README and between pages lead to files that are there, and to headings that they have."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+import paceline
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "tests/gates/README.md")]
@@ -32,3 +34,26 @@ def test_what_a_page_links_to_is_there(page: Path) -> None:
         if "://" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
             missing.append(link)
     assert missing == []
+
+
+README = (ROOT / "README.md").read_text()
+OURS = re.compile(r"https://(?:github|raw\.githubusercontent)\.com/paceline/paceline/(?:blob/)?main/([^)#\s]+)")
+
+
+def test_the_readme_has_fewer_than_900_words() -> None:
+    assert len(README.split()) < 900
+
+
+def test_links_into_the_project_are_whole_addresses_of_files_that_are_there() -> None:
+    files = OURS.findall(README)
+    assert len(files) > 10
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    assert [link for link in re.findall(r"\]\(([^)]+)\)", README) if not link.startswith("https://")] == []
+
+
+def test_the_snippet_compiles_and_asks_for_what_paceline_has() -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    compile(snippet, "README.md", "exec")
+    names = set(re.findall(r"paceline\.(\w+)", snippet))
+    assert names == {"prepare", "finish", "is_main"}
+    assert all(hasattr(paceline, name) for name in names)

@@ -56,6 +56,21 @@ def stored() -> list[bytes]:
     return gzip.decompress(STORED.read_bytes()).splitlines()
 
 
+def count() -> int:
+    """How many histories are stored."""
+    return len(stored())
+
+
+def counts() -> dict[str, int]:
+    """By kind: how many are to be stored."""
+    return {kind: count for kind, (_, count) in KINDS.items()}
+
+
+def differences() -> list[str]:
+    """Messages whose tags are new. With the world, all messages are imported."""
+    return gates.tags.differences()
+
+
 def to_plain(history: History) -> dict[str, Any]:
     """The history as plain values, moments and lengths of time in tenths of a millisecond."""
     plain = asdict(history) | {"faults": [{"kind": type(one).__name__} | asdict(one) for one in history.faults]}

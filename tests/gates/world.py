@@ -6,8 +6,10 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 HASHES = Path(__file__).parent / "data" / "world.txt"
 PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -25,12 +27,12 @@ def check(record: bool, some: int = 1) -> list[str]:
         return ["no history is recorded: python -m gates world --draw"]
     began = time.monotonic()
     with _processes() as processes:
-        numbers = [*range(0, processes.submit(_count).result(), some)]
-        differ = [] if record else processes.submit(_tags).result()
+        numbers = [*range(0, processes.submit(_histories, "count").result(), some)]
+        differ = [] if record else processes.submit(_histories, "differences").result()
         parts = [numbers[at : at + AT_ONCE] for at in range(0, len(numbers), AT_ONCE)]
         found: dict[int, str] = {}
         failed: dict[int, str] = {}
-        for done in as_completed([processes.submit(_hashed, part) for part in parts]):
+        for done in as_completed([processes.submit(_histories, "hashed", part) for part in parts]):
             for number, hashes, wrong in done.result():
                 found[number] = hashes
                 if wrong:
@@ -63,18 +65,20 @@ def draw() -> None:
     texts: list[str] = []
     found: dict[int, str] = {}
     with _processes() as processes:
-        kinds = processes.submit(_kinds).result()
+        kinds = processes.submit(_histories, "counts").result()
         seeds = dict.fromkeys(kinds, 0)
         for _ in range(ROUNDS):
             for kind, count in kinds.items():
                 wanted = len(texts) + count // ROUNDS
                 while (lacks := wanted - len(texts)) > 0:
                     first, seeds[kind] = seeds[kind], seeds[kind] + lacks
-                    for text, hashes in processes.map(_drawn, [kind] * lacks, range(first, first + lacks), chunksize=5):
+                    for text, hashes in processes.map(
+                        partial(_histories, "drawn_one", kind), range(first, first + lacks), chunksize=5
+                    ):
                         if text:
                             found[len(texts)] = hashes
                             texts.append(text)
-            processes.submit(_store, texts).result()
+            processes.submit(_histories, "store", texts).result()
             _record(found)
             print(f"world: {len(texts)} histories, {time.monotonic() - began:.0f} s", flush=True)
 
@@ -103,41 +107,11 @@ def _record(found: dict[int, str]) -> None:
     HASHES.write_text("\n".join([f"# {PYTHON}: facts, orders, sentences", *lines, ""]))
 
 
-def _kinds() -> dict[str, int]:
+def _histories(function: str, *arguments: Any) -> Any:
+    """Call that function of `gates.histories`, in a process of its own."""
     from gates import histories
 
-    return {kind: count for kind, (_, count) in histories.KINDS.items()}
-
-
-def _drawn(kind: str, seed: int) -> tuple[str, str]:
-    from gates import histories
-
-    return histories.drawn_one(kind, seed)
-
-
-def _store(texts: list[str]) -> None:
-    from gates import histories
-
-    histories.store(texts)
-
-
-def _count() -> int:
-    from gates import histories
-
-    return len(histories.stored())
-
-
-def _tags() -> list[str]:
-    from gates import histories, tags  # with the world, all messages are imported
-
-    assert histories.TRACES
-    return tags.differences()
-
-
-def _hashed(numbers: list[int]) -> list[tuple[int, str, str]]:
-    from gates import histories
-
-    return histories.hashed(numbers)
+    return getattr(histories, function)(*arguments)
 
 
 def _shown(number: int) -> list[str]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import sync_switch_time
-from claims import Claim, claim_rows, modelled, read_claims
-from dssp import ENDS, EQUAL_PROTOCOLS, QUEUE, Equal, equal_claims
-from sync_switch_time import Straggling, straggler_claims, time_claims
-from write import PAGE, RESULTS, claims_of, counted, with_count, with_tables
+from claims import Claim, claim_rows, modelled
+from write import PAGE, RESULTS, claims_of, counted, with_count
 
 PUBLISHED = Claim("faster", "1.5", "from the abstract", "1.52", True, "of two runs")
 CALIBRATED = Claim("time", "0.5", "computed from the authors' data", "0.51", True, calibrated=True)
@@ -23,28 +20,6 @@ def test_no_row_without_a_source_has_a_published_number(tag: str | None) -> None
         Claim("faster", "1.5", tag, "1.52", True)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("published", "model"), [("", ""), ("1.5", "1.4")])
-def test_a_row_has_either_a_published_number_or_our_own_models(published: str, model: str) -> None:
-    with pytest.raises(ValueError, match="either"):
-        Claim("faster", published, "from the paper", "1.52", True, model=model)
-
-
-def test_a_number_of_our_own_model_has_no_source() -> None:
-    with pytest.raises(ValueError, match="has no tag"):
-        Claim("faster", "", "from the paper", "1.52", True, model="1.5")
-
-
-def test_our_own_models_numbers_stand_in_a_column_of_their_own() -> None:
-    head, published, ours = claim_rows([PUBLISHED, OURS])
-    assert dict(zip(head, published, strict=True))["published"] == "1.5 (from the abstract)"
-    assert dict(zip(head, ours, strict=True))["published"] == ""
-    assert dict(zip(head, ours, strict=True))["our own model"] == "16"
-
-
-def test_a_table_of_our_own_model_has_no_column_of_published_numbers() -> None:
-    assert claim_rows([OURS])[0] == ["claim", "our own model", "here", "verdict"]
-
-
 def test_what_is_calibrated_never_says_that_it_was_reached() -> None:
     assert [claim.verdict for claim in (CALIBRATED, MISSED, INPUT)] == [
         "calibrated",
@@ -53,55 +28,10 @@ def test_what_is_calibrated_never_says_that_it_was_reached() -> None:
     ]
 
 
-def test_rows_are_read_as_they_were_printed() -> None:
-    claims = [PUBLISHED, CALIBRATED, MISSED, INPUT, OURS]
-    assert read_claims(claim_rows(claims), by="virtual time") == claims
-
-
-@pytest.mark.parametrize(
-    ("published", "verdict", "wrong"),
-    [
-        ("1.5", "reached", "does not end with its source"),
-        ("1.5 (same)", "reached", "'same' is no source"),
-        ("1.5 (our own model)", "reached", "'our own model' is no source"),
-        ("1.5 (from the paper)", "nearly", "begins with none of"),
-        ("1.5 (from the paper)", "", "begins with none of"),
-    ],
-)
-def test_a_row_written_by_hand_keeps_the_same_rules(published: str, verdict: str, wrong: str) -> None:
-    page = [
-        "| claim | published | here | verdict |",
-        "|---|---|---|---|",
-        f"| faster | {published} | 1.52 | {verdict} |",
-    ]
-    with pytest.raises(ValueError, match=wrong):
-        claims_of(page)
-
-
-@pytest.mark.parametrize("last", ["", "result"])
-def test_a_table_of_claims_has_no_other_columns(last: str) -> None:
-    page = [
-        f"| claim | published | here | {last} |",
-        "|---|---|---|---|",
-        "| faster | 1.5 (from the paper) | 2 | reached |",
-    ]
-    with pytest.raises(ValueError, match="has the columns"):
-        claims_of(page)
-
-
 def printed(*claims: Claim) -> list[str]:
     """As the page has them."""
     head, *rows = (f"| {' | '.join(row)} |" for row in claim_rows(claims))
     return [head, "|---|", *rows, ""]
-
-
-def test_a_table_that_no_command_makes_is_of_real_runs() -> None:
-    page = [*printed(PUBLISHED), "Words.", "", MARKER, "", *printed(PUBLISHED), *printed(PUBLISHED)]
-    assert [claim.by for claim in claims_of(page)] == ["real runs", "virtual time", "real runs"]
-
-
-def test_tables_of_other_things_are_not_claims() -> None:
-    assert claims_of(["| protocol | steps |", "|---|---:|", "| BSP | 7 |"]) == []
 
 
 def test_the_count_tells_apart_what_claims_are_worth() -> None:
@@ -120,24 +50,7 @@ def test_the_count_tells_apart_what_claims_are_worth() -> None:
     ]
 
 
-def test_only_the_tables_that_were_made_are_replaced() -> None:
-    page = [MARKER, "", "| a |", "", "Words.", "", MARKER.replace("one", "two"), "", "| b |", "", "Words."]
-    assert with_tables(page, {"one.py": [["| c |"]]}) == ["| c |" if line == "| a |" else line for line in page]
-
-
 def test_the_results_keep_the_rules_and_the_page_s_count_is_of_their_rows() -> None:
     page = PAGE.read_text().splitlines()
     claims = [claim for path in RESULTS for claim in claims_of(path.read_text().splitlines())]
     assert with_count(page, claims) == page
-
-
-def test_times_of_sync_switch_stand_on_calibrated_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_switch_time, "straggling", lambda *_, **__: Straggling(2000.0, 500.0, 400))
-    assert {claim.basis for claim in [*time_claims(200), *straggler_claims()]} == {"calibrated"}
-
-
-def test_dssp_beside_a_queue_that_was_fitted_to_it_is_calibrated() -> None:
-    runs = {commit: {name: [Equal(1.0, 0.0, (1,))] for name in EQUAL_PROTOCOLS} for commit in (0.0, QUEUE)}
-    claims = {claim.what: claim.basis for claim in equal_claims(runs)}
-    assert {basis for what, basis in claims.items() if f"{QUEUE:g} s for a version" in what} == {"calibrated"}
-    assert {claims[what] for what in claims if what.startswith(tuple(ENDS)) and "ends" in what} == {"virtual time"}

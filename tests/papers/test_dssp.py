@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import learning
 import pytest
 from dssp import BURSTS, CAPPED, COUNTS, END, FIRST, QUEUE, UPPER, back, burst, counts, drops, equal
 
@@ -52,21 +51,3 @@ def test_in_long_bursts_the_cap_leaves_dssp_little_of_what_ssp_loses() -> None: 
 def test_by_updates_a_drop_of_two_workers_that_keep_pace_comes_at_half_the_time() -> None:  # section 7, Table I
     assert drops("bsp", 600).first == pytest.approx(END * FIRST, rel=0.01)
     assert drops("ssp:bound=3", 600).first == pytest.approx(END * FIRST / 2, rel=0.02)
-
-
-@pytest.mark.parametrize("accuracy", [0.9, 0.8])
-def test_dssp_learns_as_asp_does_among_equal_workers_only_if_every_accuracy_is_the_same(accuracy: float) -> None:
-    rows = {
-        (case, protocol): learning.Row(0.2, [run(case, protocol, 0.9)], 0.85, {})
-        for case in (learning.ALIKE, learning.PAIR, learning.BURSTY)
-        for protocol in learning.CASES[case].protocols
-    }
-    rows[learning.ALIKE, "asp"].runs[0].curve[0] = (1.0, 1.0, accuracy)
-    claims = {claim.what: claim for claim in learning.dssp_claims(rows)}
-    assert claims["4 equal: DSSP learns what ASP learns"].reached == (accuracy == 0.9)
-    assert "BSP's over that of DSSP 3..15" in " ".join(claims)
-
-
-def run(case: str, protocol: str, accuracy: float) -> learning.Run:
-    """One that is made up."""
-    return learning.Run(case, protocol, 0.2, 0, period=1.0, staleness=0.0, curve=[(1.0, 1.0, accuracy)] * 3)

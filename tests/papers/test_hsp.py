@@ -13,9 +13,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("place", "protocol", "incast", "seconds"), ROWS)
-def test_a_rounds_period_is_section_5s(
-    place: tuple[int, float, float], protocol: str, incast: float, seconds: float
-) -> None:
+def test_a_period_is_section_5s(place: tuple[int, float, float], protocol: str, incast: float, seconds: float) -> None:
     assert period(protocol, *place, incast=incast, rounds=10).seconds == pytest.approx(seconds, abs=0.0015)
 
 

@@ -23,11 +23,6 @@ def test_the_simulator_gives_the_closed_forms(r: float, slow: float, protocol: s
     assert iteration(protocol, r, slow, rounds=BRIEF) == pytest.approx(expected(protocol, r, slow), rel=0.01)
 
 
-def test_beyond_r_1_an_iteration_of_ps_plus_takes_r() -> None:
-    """Section 5: for r > 1 PS+ = r; our own model."""
-    assert iteration(AFTER_PUSH, 1.5, rounds=BRIEF) == pytest.approx(1.5, rel=0.001)
-
-
 @pytest.mark.parametrize("r", [1.25, 1.5, 3.0])
 def test_with_free_pulls_it_takes_half_of_r_or_a_step(r: float) -> None:
     """In no section; ours. At r = 2 the two are equal, and jitter makes it a little longer than either."""

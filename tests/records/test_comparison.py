@@ -44,21 +44,14 @@ def summary(*evaluations: tuple[float, float | None], outcome: str = "completed"
     }
 
 
-def test_an_interval_is_students_t_times_the_standard_error() -> None:
+def test_an_interval_is_students_t_times_the_standard_error_of_three_values_or_more() -> None:
     found = mean([10.0, 12.0, 14.0])
     assert found is not None
     assert (found.mean, found.runs) == (12.0, 3)
     assert found.plus_minus == pytest.approx(4.303 * 2.0 / math.sqrt(3))
-
-
-def test_two_values_have_a_range_and_no_interval() -> None:
-    found = mean([4.0, 6.0])
-    assert found is not None
-    assert (found.plus_minus, found.low, found.high) == (None, 4.0, 6.0)
-
-
-def test_what_is_not_there_does_not_count_and_one_value_has_no_interval() -> None:
-    one = mean([None, 7.0])
+    two, one = mean([4.0, None, 6.0]), mean([None, 7.0])
+    assert two is not None
+    assert (two.plus_minus, two.low, two.high, two.runs) == (None, 4.0, 6.0, 2)
     assert one is not None
     assert (one.mean, one.plus_minus, one.runs) == (7.0, None, 1)
     assert mean([None]) is None

@@ -8,17 +8,15 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
-from xml.etree import ElementTree
 
-import pytest
-from picture import AVERAGES, draw, timeline_of
+from picture import timeline_of
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan, WorkerLeft
 from paceline.core.orders import DropUpdate, Order, Reduce, StepReplica
 from paceline.protocols import registry
 from paceline.records.journal import Journal
-from paceline.records.ledger import Ledger, connect, read_facts
+from paceline.records.ledger import Ledger, connect
 from paceline.records.summary import Summary, Tally
 from paceline.records.timeline import AveragingSpan, Timeline
 from paceline.records.times import StepTimes
@@ -129,23 +127,6 @@ def test_a_step_that_died_with_its_replica_is_taken_back() -> None:
     assert summed_up(tally)["staleness"] == {"mean": 0.25, "max": 1, "histogram": {"0": 3, "1": 1}}
 
 
-@pytest.mark.parametrize(
-    ("order", "end", "remembered"),
-    [
-        (average(0, 0, 1), ReduceFinished(group=0, at=2.0), set()),
-        (average(0, 0, 1), ReduceFailed(group=0, lost=(1,), at=2.0), {0, 1}),
-        (average(0, 0), ReduceFinished(group=0, at=2.0), {0, 1}),
-        (mean_gradient(0, (0, 9), (1, 9)), ReduceFinished(group=0, at=2.0), {0, 1}),
-    ],
-)
-def test_only_steps_since_the_replica_was_averaged_with_another_are_remembered(
-    order: Reduce, end: Fact, remembered: set[int]
-) -> None:
-    tally = told([began(0, 1), own(0, 0, 0, 1), own(0, 1, 1, 2), ready(1, 0, 0, order), (end, ())])
-    assert set(tally.model.outcomes.alone.get(0, {})) == remembered
-    assert not tally.model.outcomes.averaging
-
-
 def test_each_gradient_in_a_mean_that_was_stepped_with_counts_once_even_if_its_worker_is_gone() -> None:
     steps = [StepReplica(worker=worker, step=0, version=1, group=0) for worker in (0, 1)]
     both = told([*ROUNDS[:3], finished(0, *steps)])
@@ -186,12 +167,6 @@ def test_consensus_is_in_the_summary_and_in_the_ledger(tmp_path: Path) -> None:
     assert summed_up(journal.tally)["consensus"][-1]["distance"] is None
 
 
-@pytest.mark.parametrize("pairs", [PAIRS, ROUNDS])
-def test_facts_and_orders_of_groups_are_read_back_equal(pairs: list[Pair], tmp_path: Path) -> None:
-    path = written(tmp_path / "ledger.sqlite", pairs)
-    assert list(read_facts(path)) == pairs
-
-
 def test_applied_updates_are_those_in_replicas_that_were_not_lost_and_in_means_that_were_used(tmp_path: Path) -> None:
     query = "SELECT worker, step, version, weight FROM applied_updates ORDER BY worker, step"
     path = written(tmp_path / "pairs.sqlite", PAIRS)
@@ -200,40 +175,8 @@ def test_applied_updates_are_those_in_replicas_that_were_not_lost_and_in_means_t
     assert rows(path, query) == [(0, 0, 1, 0.5), (1, 0, 1, 0.5)]
 
 
-def test_applied_samples_leave_out_what_a_replica_took_with_it(tmp_path: Path) -> None:
-    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
-        for pair in PAIRS:
-            ledger.record(*pair)
-        ledger.epoch_opened(0, [[10], [11], [12]], "digest")
-        for batch, (worker, step) in enumerate([(1, 0), (1, 1), (0, 2)]):
-            ledger.batch_used(worker, step, 0, batch, "step")
-    assert rows(tmp_path / "ledger.sqlite", "SELECT sample FROM applied_samples ORDER BY sample") == [(10,), (12,)]
-
-
-def test_each_average_has_its_row(tmp_path: Path) -> None:
-    path = written(tmp_path / "pairs.sqlite", PAIRS)
-    assert rows(path, "SELECT * FROM groups ORDER BY number") == [
-        (0, "[0,1]", "parameters", 1.0, 2.0, "finished", '["drawn",0]'),
-        (1, "[0,1]", "parameters", 3.0, 4.0, "failed", '["drawn",1]'),
-    ]
-    path = written(tmp_path / "rounds.sqlite", ROUNDS)
-    assert rows(path, "SELECT number, what, ended, outcome FROM groups ORDER BY number") == [
-        (0, "gradients", 2.0, "finished"),
-        (1, "gradients", None, None),
-    ]
-
-
 def read(path: Path, pairs: Sequence[Pair]) -> Timeline:
     return timeline_of(written(path, pairs, computed=True))
-
-
-def test_a_lane_says_what_each_step_made_of_the_replica_and_nothing_of_a_lost_one(tmp_path: Path) -> None:
-    zero, one = read(tmp_path / "pairs.sqlite", PAIRS).lanes
-    assert [(step.version, step.made, step.staleness) for step in zero.computing] == [(0, 1, 0), (1, 3, 1), (3, 4, 0)]
-    assert [(step.version, step.made) for step in one.computing] == [(0, 1), (0, None)]
-    zero, one = read(tmp_path / "rounds.sqlite", ROUNDS).lanes
-    assert [step.made for step in zero.computing] == [1, None]
-    assert [step.made for step in one.computing] == [1]
 
 
 def test_an_average_is_in_each_members_lane_from_its_order_to_its_end(tmp_path: Path) -> None:
@@ -244,37 +187,6 @@ def test_an_average_is_in_each_members_lane_from_its_order_to_its_end(tmp_path: 
     zero, one = read(tmp_path / "rounds.sqlite", [*ROUNDS, died(0, at=6.0)]).lanes
     open_ = AveragingSpan(began=2.5, ended=6.0, group=1, members=(0,), what="gradients", outcome=None)
     assert (zero.averaging[1:], len(one.averaging)) == ((open_,), 1)
-
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def drawn(picture: str, element: str) -> list[ElementTree.Element]:
-    return list(ElementTree.fromstring(picture).iter(SVG + element))
-
-
-def test_a_picture_shows_who_averaged_in_which_group_and_joins_them(tmp_path: Path) -> None:
-    picture = draw(read(tmp_path / "pairs.sqlite", PAIRS))
-    titles = [bar.findtext(f"{SVG}title") for bar in drawn(picture, "rect")]
-    for said in ("group 0 averages parameters of workers 0, 1: finished", "workers 0, 1: failed"):
-        assert sum(said in (title or "") for title in titles) == 2
-    for group in (0, 1):
-        lines = [line for line in drawn(picture, "path") if line.get("stroke") == AVERAGES[group]]
-        assert len(lines) == 1
-        numbers = [text for text in drawn(picture, "text") if text.get("fill") == AVERAGES[group]]
-        assert [text.text for text in numbers] == [str(group)] * 2
-    bars = [bar for bar in drawn(picture, "rect") if "group 0" in (bar.findtext(f"{SVG}title") or "")]
-    top, bottom = (float(bar.attrib["y"]) for bar in bars)
-    (line,) = [line for line in drawn(picture, "path") if line.get("stroke") == AVERAGES[0]]
-    assert line.attrib["d"].endswith(f" {top:.1f}V{bottom + 6:.1f}")
-
-
-def test_the_legend_is_of_averages_where_there_are_any(tmp_path: Path) -> None:
-    with_ = read(tmp_path / "pairs.sqlite", PAIRS)
-    without = replace(with_, lanes=tuple(replace(lane, averaging=()) for lane in with_.lanes))
-    said = [{text.text for text in drawn(draw(one), "text")} for one in (with_, without)]
-    assert ["average, and its group's number" in texts for texts in said] == [True, False]
-    assert ["push" in texts for texts in said] == [False, True]
 
 
 STOPPED: list[Pair] = [

@@ -80,25 +80,18 @@ def instead(name: str, make: Callable[[Path, Path], Any]) -> Callable[[Path, Pat
     return hostile
 
 
-def device(file: Path, outside: Path) -> None:
-    file.symlink_to("/dev/zero")
-
-
-def fifo(file: Path, outside: Path) -> None:
-    os.mkfifo(file)
-
-
-def folder(file: Path, outside: Path) -> None:
-    file.mkdir()
-
-
-def link(file: Path, outside: Path) -> None:
-    file.symlink_to(outside)
-
-
 def sparse(file: Path, outside: Path) -> None:
     file.touch()
     os.truncate(file, 1 << 42)
+
+
+MAKERS: dict[str, Callable[[Path, Path], Any]] = {
+    "a device": lambda file, outside: file.symlink_to("/dev/zero"),
+    "a pipe": lambda file, outside: os.mkfifo(file),
+    "a folder": lambda file, outside: file.mkdir(),
+    "a link": lambda file, outside: file.symlink_to(outside),
+    "sparse": sparse,
+}
 
 
 def nested(file: Path, outside: Path) -> None:
@@ -121,8 +114,7 @@ def state(run: Path, outside: Path) -> None:
     nested(run / "snapshots" / "00000005" / "state.json", outside)
 
 
-MAKERS = {"a device": device, "a pipe": fifo, "a folder": folder, "a link": link, "sparse": sparse}
-HOSTILE: dict[str, Callable[[Path, Path], None]] = {
+HOSTILE: dict[str, Callable[[Path, Path], Any]] = {
     **{
         f"{name} is {what}": instead(name, make)
         for name in ("config.toml", "summary.json", "ledger.sqlite", *(f"ledger.sqlite{side}" for side in SIDES))
@@ -159,26 +151,20 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
         )
         for table, column in (("run", "key"), ("pushes", "samples"), ("epochs", "digest"))
     },
-    "a script is a device": lambda run, _: void(said(run, script="/dev/zero")),
-    "a script is no text": lambda run, _: void(said(run, script=7)),
-    "names move the cursor": lambda run, _: void(
-        summarized(said(run, script="\x1b[2Ja.py", targets=["\x1b[2Jloss<=1"], seed="\x1b[2J"), error="\x1b[2J")
+    "a script is a device": lambda run, _: said(run, script="/dev/zero"),
+    "a script is no text": lambda run, _: said(run, script=7),
+    "names move the cursor": lambda run, _: summarized(
+        said(run, script="\x1b[2Ja.py", targets=["\x1b[2Jloss<=1"], seed="\x1b[2J"), error="\x1b[2J"
     ),
-    "an error moves the cursor": lambda run, _: void(summarized(run, outcome="failed", error="\x1b[2J")),
-    "a script's name moves the cursor": lambda run, _: void(said(run, script="\x1b[2Ja.py")),
-    "a metric's name moves the cursor": lambda run, _: void(
-        edited(
-            said(run, targets=["\x1b[2Jloss<=1"]),
-            "INSERT INTO evaluations SELECT version, char(27) || '[2J', 1 FROM versions",
-        )
+    "an error moves the cursor": lambda run, _: summarized(run, outcome="failed", error="\x1b[2J"),
+    "a script's name moves the cursor": lambda run, _: said(run, script="\x1b[2Ja.py"),
+    "a metric's name moves the cursor": lambda run, _: edited(
+        said(run, targets=["\x1b[2Jloss<=1"]),
+        "INSERT INTO evaluations SELECT version, char(27) || '[2J', 1 FROM versions",
     ),
-    "a script is far up": lambda run, _: void(said(run, script="../" * 2000)),
-    "arguments are no list": lambda run, _: void(said(run, arguments={"a": 1})),
+    "a script is far up": lambda run, _: said(run, script="../" * 2000),
+    "arguments are no list": lambda run, _: said(run, arguments={"a": 1}),
 }
-
-
-def void(_: object) -> None:
-    """Nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -230,9 +216,9 @@ def test_no_command_fails_on_a_hostile_folder_or_touches_what_is_outside(
         assert "\x1b" not in shown.out + shown.err, told
         assert "SECRET" not in shown.out + shown.err, told
         assert outside.read_text() == "SECRET\n", told
-        remove(run)
+        shutil.rmtree(run, ignore_errors=True)
         for made in alone.glob("simulated*"):
-            remove(made)
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def test_a_report_reads_a_run_whose_hosts_have_said_that_they_fetched_more_bytes_than_there_are(
@@ -269,13 +255,11 @@ def test_no_report_fails_on_a_hostile_comparison_or_reads_runs_elsewhere(
     assert not (alone / "series" / "report.html").exists()
 
 
-@pytest.mark.parametrize("make", [fifo, link, device, folder])
-def test_no_model_is_loaded_from_what_is_no_file_of_the_run(
-    make: Callable[[Path, Path], None], honest: Path, alone: Path
-) -> None:
+@pytest.mark.parametrize("what", ["a pipe", "a link", "a device", "a folder"])
+def test_no_model_is_loaded_from_what_is_no_file_of_the_run(what: str, honest: Path, alone: Path) -> None:
     shutil.copytree(honest, alone / "run")
     (alone / "mine.txt").write_text("SECRET\n")
-    instead("versions/final.safetensors", make)(alone / "run", alone / "mine.txt")
+    instead("versions/final.safetensors", MAKERS[what])(alone / "run", alone / "mine.txt")
     signal.alarm(PATIENCE)
     with pytest.raises(ConfigError, match="recorded no final version"):
         paceline.Run(alone / "run").state_dict()
@@ -288,7 +272,3 @@ def test_what_was_undone_is_in_the_folder_itself(name: str, alone: Path) -> None
     with pytest.raises(Violation) as broken:
         _files(checking, segment)  # type: ignore[arg-type]
     assert broken.value.expected == "ledgers in the run's folder"
-
-
-def remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)

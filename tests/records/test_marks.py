@@ -20,11 +20,3 @@ def test_it_has_what_a_set_of_the_same_pairs_has() -> None:
         assert (pair in marks) == (pair in pairs)
     assert len(marks) == len(pairs)
     assert all(pair in marks for pair in pairs)
-
-
-def test_what_is_no_pair_of_numbers_is_not_in_it() -> None:
-    marks = Bitset()
-    marks.add(0, 0)
-    assert (0, 0) in marks
-    assert (0, None) not in marks
-    assert ("0", 0) not in marks

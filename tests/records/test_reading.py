@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -15,13 +11,10 @@ from paceline.core.choice import choose
 from paceline.core.facts import TrainingBegan
 from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records.check import check
 from paceline.records.ledger import Ledger
-from paceline.records.reading import LedgerDamaged, RecordedRun, is_written, open_run
+from paceline.records.reading import RecordedRun, open_run
 from paceline.records.segments import choice_of
 from support.recorded import edited, simulated
-from support.runs import ended, start
-from support.scripts import training
 
 
 def opened(folder: Path) -> RecordedRun:
@@ -85,13 +78,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert "no ledger can be read there" in refusal(tmp_path)
 
 
-def test_a_run_of_another_schema_is_refused(tmp_path: Path) -> None:
-    folder = simulated(tmp_path / "run")
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database:
-        database.execute("PRAGMA user_version = 99")
-    assert "its schema is 99" in refusal(folder)
-
-
 def test_a_protocol_that_this_version_does_not_know_is_refused(tmp_path: Path) -> None:
     folder = simulated(tmp_path / "run")
     edited(folder, """UPDATE run SET value = '{"name": "zsp", "config": {}}' WHERE key = 'protocol'""")
@@ -105,50 +91,6 @@ def test_a_run_that_is_still_going_on_is_refused_until_it_ends(tmp_path: Path) -
     assert "still going on" not in refusal(tmp_path)
 
 
-def test_a_run_that_crashed_is_opened_and_says_so(tmp_path: Path) -> None:
-    folder = simulated(tmp_path / "run")
-    (folder / "summary.json").unlink()
-    run = opened(folder)
-    assert not run.ended
-    assert run.summary is None
-    assert "crashed before its end" in run.unended
-
-
 def test_a_run_that_ended_before_it_said_what_it_was_to_do_is_refused(tmp_path: Path) -> None:
     Ledger(tmp_path / "ledger.sqlite").close()
     assert "ended before it had written" in refusal(tmp_path)
-
-
-def test_a_truncated_ledger_is_told_from_a_file_that_never_was_one(tmp_path: Path) -> None:
-    path = simulated(tmp_path / "run") / "ledger.sqlite"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(LedgerDamaged):
-        open_run(tmp_path / "run", registry())
-
-
-@pytest.mark.real_run
-def test_a_real_run_is_going_on_until_its_launcher_is_killed_and_can_be_checked_then(tmp_path: Path) -> None:
-    started = start(training("time.sleep(0.05)", samples=4000), "-p", "asp", "-n", "2", tmp_path=tmp_path)
-    folder: Path = started.folder  # type: ignore[union-attr]
-    soon = time.monotonic() + 60
-    while not (folder / "ledger.sqlite").exists() or not facts(folder):
-        assert time.monotonic() < soon
-        time.sleep(0.05)
-    assert "still going on" in refusal(folder)
-    os.killpg(started.pid, signal.SIGKILL)
-    ended(started)
-    assert not is_written(folder)
-    run = open_run(folder, registry())
-    with closing(run.ledger):
-        assert "crashed before its end" in run.unended
-        found = check(run)
-    assert found.wrong is None
-    assert found.counts["facts"] > 0
-
-
-def facts(folder: Path) -> int:
-    try:
-        with closing(sqlite3.connect(f"{(folder / 'ledger.sqlite').as_uri()}?mode=ro", uri=True)) as database:
-            return int(database.execute("SELECT count(*) FROM facts").fetchone()[0])
-    except sqlite3.OperationalError:  # the tables are not there yet
-        return 0

@@ -91,9 +91,7 @@ def test_a_run_that_failed_and_its_replay_may_each_have_evaluated_what_the_other
 
 @pytest.mark.parametrize("segment", [0, 1])
 @pytest.mark.parametrize("stepped", [0, 1, None])
-def test_another_beginning_of_a_segment_is_found_once_a_worker_has_made_a_step_in_it(
-    segment: int, stepped: int | None
-) -> None:
+def test_another_beginning_of_a_segment_is_found_once_a_step_was_made_in_it(segment: int, stepped: int | None) -> None:
     """Until then, it says how far workers had come that change something before their first step."""
     sides = []
     for beginning in ("a", "b"):

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from paceline.host.machine import Machine
-from paceline.runs.link import PARAMETERS, MeasuredLink, Side, findings, models, plain
+from paceline.runs.link import PARAMETERS, MeasuredLink, Side, findings, models
 
 MACHINE = Machine(
     paceline="0.1.0",
@@ -46,6 +46,11 @@ def test_all_is_well_where_the_versions_are_the_same() -> None:
     }
 
 
+def test_a_link_without_encryption_is_said_to_be_one() -> None:
+    plainly = msgspec.structs.replace(LINK, encrypted=False)
+    assert found_of(plainly)["connection"] == "not encrypted, and both have the same token"
+
+
 def with_joiner(**has: str) -> MeasuredLink:
     """The link with a joiner whose machine has that."""
     other = msgspec.structs.replace(LINK.joiner, machine=msgspec.structs.replace(MACHINE, **has))
@@ -79,25 +84,9 @@ def test_which_clock_is_ahead_is_said_unless_they_agree_as_far_as_can_be_told(ah
     assert found_of(msgspec.structs.replace(LINK, clock_ahead=ahead, clock_error=0.002))["clocks"] == said
 
 
-def test_a_link_without_encryption_is_said_to_be_one() -> None:
-    found = found_of(msgspec.structs.replace(LINK, encrypted=False))["connection"]
-    assert found == "not encrypted, and both have the same token"
-
-
 def test_an_update_of_each_model_is_as_large_as_the_model() -> None:
     assert findings(LINK, PARAMETERS)["update"].found.endswith(": 1M (4 MB) 80 ms, 25M (100 MB) 2 s, 100M (400 MB) 8 s")
     assert models(LINK, [25_000_000]) == [{"parameters": 25_000_000, "bytes": 100_000_000, "update_seconds": 2.0}]
-
-
-def test_the_link_is_plain_data_with_names() -> None:
-    assert plain(LINK) == {
-        "head": "alpha",
-        "joiner": "beta",
-        "encrypted": True,
-        "clock_ahead": 0.0032,
-        "clock_error": 0.0001,
-        "bandwidth": 50e6,
-    }
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])

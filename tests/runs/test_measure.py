@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -128,106 +127,103 @@ def test_each_side_says_what_the_link_means_for_its_own_models(doctors: Doctors)
 
 
 @pytest.mark.real_run
-def test_what_the_other_machine_is_called_does_nothing_to_a_terminal(doctors: Doctors) -> None:
-    head, address = doctors.head("--json")
-    named = "link.socket.gethostname = lambda: 'beta\\x1b[2J'"
-    doctors.start("--join", at(address), first=named)
-    said = head.stderr.readline()
-    assert re.search(r"the link with 127\.0\.0\.1:\d+ could not be .*: it says what can't be read: ", said)
-    assert "\x1b" not in said
-    assert result(doctors.start("--join", at(address), "--json")) == result(head)
-
-
-@pytest.mark.real_run
-def test_a_bandwidth_is_what_a_link_lets_through_to_the_head(
-    doctors: Doctors, throttle: Callable[..., Throttle]
-) -> None:
-    head, address = doctors.head()
+def test_a_bandwidth_is_what_the_link_lets_through(doctors: Doctors, throttle: Callable[..., Throttle]) -> None:
+    _, address = doctors.head()
     slow = throttle(address, there=2 * MB, back=50 * MB)
     joiner = doctors.start("--join", at(slow.address), "--json", first="link.LONG_ENOUGH = 1.0")
-    assert MB / 4 < result(joiner)["link"]["bandwidth"] < 1.1 * 2 * MB
-    head.communicate(timeout=60)
-    assert head.returncode == 0
+    assert 0 < result(joiner)["link"]["bandwidth"] < 1.1 * 2 * MB
 
 
 @pytest.mark.real_run
-@pytest.mark.long
-def test_a_slow_link_is_measured_to_the_end(doctors: Doctors, throttle: Callable[..., Throttle]) -> None:
-    _, address = doctors.head()
-    slow = throttle(address, there=MB / 20, back=MB / 20)
-    link = result(doctors.start("--join", at(slow.address), "--json"))["link"]
-    assert 0 < link["bandwidth"] < 1.1 * MB / 20
-
-
-@pytest.mark.real_run
-def test_clocks_are_as_uncertain_as_the_link_is_long_and_one_clock_agrees_with_itself(
+def test_a_clock_s_lead_is_as_uncertain_as_the_link_is_long(
     doctors: Doctors, throttle: Callable[..., Throttle]
 ) -> None:
     _, address = doctors.head()
     far = throttle(address, there=100 * MB, back=100 * MB, delay=0.01)
-    link = result(doctors.start("--join", at(far.address), "--json"))["link"]
-    assert link["clock_error"] >= 0.01
-    assert abs(link["clock_ahead"]) <= link["clock_error"] + 1e-6
-
-
-@pytest.mark.real_run
-def test_how_far_a_clock_is_ahead_is_measured(doctors: Doctors) -> None:
-    _, address = doctors.head()
     ahead = "import types; link.time = types.SimpleNamespace(time=lambda now=link.time.time: now() + 5)"
-    link = result(doctors.start("--join", at(address), "--json", first=ahead))["link"]
+    link = result(doctors.start("--join", at(far.address), "--json", first=ahead))["link"]
+    assert link["clock_error"] >= 0.01
     assert abs(link["clock_ahead"] - 5) <= link["clock_error"] + 1e-6
 
 
 @pytest.mark.real_run
-def test_where_nobody_listens_is_said_in_one_line(doctors: Doctors) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        address = at(gone.getsockname())
-    said = refused(doctors.start("--join", address))
-    assert said == (
+def test_where_nobody_listens_or_answers_is_said_in_one_line(doctors: Doctors) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = at(silent.getsockname())
+        soon = "from paceline.runs import join; join.DIALLING = 0.2"
+        assert "no answer within 0 s" in refused(doctors.start("--join", address, first=soon))
+        assert refused(doctors.start("--listen", address)) == (
+            f"paceline: --listen {address}: Address already in use; name an address of this machine, and a port that "
+            "is free\n"
+        )
+    assert refused(doctors.start("--join", address)) == (
         f"paceline: no connection with {address}: Connection refused; begin with paceline doctor --listen {address} "
         "there\n"
     )
 
 
 @pytest.mark.real_run
-def test_who_never_answers_is_given_up(doctors: Doctors) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        said = refused(
-            doctors.start(
-                "--join", at(silent.getsockname()), first="from paceline.runs import join; join.DIALLING = 0.2"
-            )
-        )
-    assert "no answer within 0 s" in said
+def test_a_head_names_each_that_could_not_be_measured_and_waits_for_the_next(doctors: Doctors) -> None:
+    head, address = doctors.head("--json", silence=2.0)
+
+    def says(what: str) -> str:
+        """The next line of the head's with these words."""
+        return next(line for line in head.stderr if re.search(what, line))
+
+    assert refused(doctors.start("--join", at(address), token="b")) == (
+        f"paceline: no connection with {at(address)}: it has another token\n"
+    )
+    says("another token")
+    refusal = refused(doctors.start("--join", at(address), "--trusted-network"))
+    assert "--trusted-network is given on one side only" in refusal
+    assert refused(doctors.start(at(address), "--name", "b", command="join")) == (
+        "paceline: no connection to the head: paceline doctor listens there, which only measures a link; begin the run "
+        "there with paceline run --listen\n"
+    )
+    says("it is paceline join, and paceline doctor listens here")
+    doctors.start("--join", at(address), first="link.socket.gethostname = lambda: 'beta\\x1b[2J'")
+    said = says(r"the link with 127\.0\.0\.1:\d+ could not be .*: it says what can't be read: ")
+    assert "\x1b" not in said, "what the other machine is called does nothing to a terminal"
+    doctors.start("--join", at(address), first="link._say = lambda end, said: None", silence=30.0)
+    says("could not be .* said nothing for 2 s; waiting for")
+    dies = doctors.start("--join", at(address), first=SENDS_NOTHING, silence=30.0)
+    says("measuring the link with")
+    refusal = refused(doctors.start("--join", at(address)))
+    assert refusal.endswith("is measuring its link with another machine; try again after that\n")
+    dies.kill()
+    says(r"the link with .* \(joiner\) could not be .*; waiting for the next one\n")
+    with ExitStack() as stack:
+        for number in range(60):
+            stranger = stack.enter_context(socket.create_connection(address))
+            if number % 2:
+                stranger.sendall(os.urandom(100))
+        assert result(doctors.start("--join", at(address), "--json")) == result(head)
 
 
 @pytest.mark.real_run
-def test_another_token_is_refused_and_the_head_waits_for_one_that_has_its_own(doctors: Doctors) -> None:
-    head, address = doctors.head("--json")
-    said = refused(doctors.start("--join", at(address), token="b"))
-    assert said == f"paceline: no connection with {at(address)}: it has another token\n"
-    assert "another token" in head.stderr.readline()
-    assert result(doctors.start("--join", at(address), "--json")) == result(head)
-
-
-def test_without_a_token_nothing_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("PACELINE_TOKEN_FILE", raising=False)
-    monkeypatch.delenv("PACELINE_TOKEN", raising=False)
-    assert main(["doctor", "--join", "127.0.0.1:7117"]) == 2
-    assert capsys.readouterr().err == (
-        "paceline: there is no token, which all machines share: name the file that has it, as in "
-        "PACELINE_TOKEN_FILE=token paceline …; if there is none yet, `paceline token --out token` draws one\n"
-    )
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (signal.SIGSTOP, "it has not told what it has measured within 1 s"),
+        (signal.SIGKILL, "the other end has closed it"),
+    ],
+)
+def test_a_head_that_stops_or_dies_is_given_up_by_name(doctors: Doctors, number: signal.Signals, why: str) -> None:
+    head, address = doctors.head()
+    joiner = doctors.start("--join", at(address), first=f"{SENDS_NOTHING}; link.MEASURING = 1.0")
+    assert "measuring the link with" in head.stderr.readline()
+    head.send_signal(number)
+    out, err = joiner.communicate(timeout=60)
+    assert (joiner.returncode, out) == (3, "")
+    assert re.search(rf"the link with .* could not be measured to the end: {why}\n$", err), err
 
 
 @pytest.mark.real_run
 def test_a_run_that_listens_there_is_named_and_waits_on(doctors: Doctors, tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    folder = str(tmp_path / "run")
-    run = doctors.start(
-        "--listen", "127.0.0.1:0", "--hosts", "2", "--out", folder, str(tmp_path / "train.py"), command="run"
-    )
+    script = tmp_path / "train.py"
+    script.touch()
+    flags = ("--listen", "127.0.0.1:0", "--hosts", "2", "--out", str(tmp_path / "run"), str(script))
+    run = doctors.start(*flags, command="run")
     waiting = re.search(r"paceline join (\S+) -n", run.stderr.readline())
     assert waiting is not None
     assert refused(doctors.start("--join", waiting[1])) == (
@@ -239,124 +235,23 @@ def test_a_run_that_listens_there_is_named_and_waits_on(doctors: Doctors, tmp_pa
 
 
 @pytest.mark.real_run
-def test_a_host_that_would_join_where_a_link_is_measured_is_told_so_and_the_head_waits_on(doctors: Doctors) -> None:
-    head, address = doctors.head("--json")
-    assert refused(doctors.start(at(address), "--name", "b", command="join")) == (
-        "paceline: no connection to the head: paceline doctor listens there, which only measures a link; begin the run "
-        "there with paceline run --listen\n"
-    )
-    assert "it is paceline join, and paceline doctor listens here" in head.stderr.readline()
-    assert result(doctors.start("--join", at(address), "--json")) == result(head)
-
-
-@pytest.mark.real_run
-def test_one_side_that_trusts_the_network_is_refused(doctors: Doctors) -> None:
-    _, address = doctors.head()
-    said = refused(doctors.start("--join", at(address), "--trusted-network"))
-    assert "--trusted-network is given on one side only" in said
-
-
-@pytest.mark.real_run
-def test_an_address_in_use_and_one_that_is_not_of_this_machine_are_refused(doctors: Doctors) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = at(other.getsockname())
-        said = refused(doctors.start("--listen", taken))
-    assert said == (
-        f"paceline: --listen {taken}: Address already in use; name an address of this machine, and a port that is "
-        "free\n"
-    )
-    assert "Cannot assign requested address" in refused(doctors.start("--listen", "192.0.2.1:7117"))
-
-
-@pytest.mark.real_run
-def test_a_second_joiner_is_told_that_another_link_is_being_measured(doctors: Doctors) -> None:
-    head, address = doctors.head()
-    doctors.start("--join", at(address), first=SENDS_NOTHING)
-    assert "measuring the link with" in head.stderr.readline()
-    said = refused(doctors.start("--join", at(address)))
-    assert re.search(r"is measuring its link with another machine; try again after that\n$", said)
-    assert head.poll() is None
-
-
-@pytest.mark.real_run
-@pytest.mark.long
-def test_a_link_that_stalls_ends_the_joiner_and_the_head_waits_for_another(
-    doctors: Doctors, throttle: Callable[..., Throttle]
-) -> None:
-    head, address = doctors.head("--json", silence=2.0, first="link.LONG_ENOUGH = 60.0")
-    link = throttle(address, there=MB, back=MB)
-    joiner = doctors.start("--join", at(link.address), silence=2.0)
-    assert "measuring the link with" in head.stderr.readline()
-    link.stall(after=5_000)
-    why = r"it has not (sent .* bytes|opened a connection for data) within 2 s"
-    assert re.search(
-        rf"the link with .* \(joiner\) could not be .*: {why}; waiting for the next one\n$", head.stderr.readline()
-    )
-    out, err = joiner.communicate(timeout=60)
-    assert (joiner.returncode, out) == (3, "")
-    assert re.search(r"could not be measured to the end: the other end has closed it\n$", err)
-
-
-@pytest.mark.real_run
-def test_a_head_that_stops_is_given_up_by_name(doctors: Doctors) -> None:
-    head, address = doctors.head()
-    joiner = doctors.start("--join", at(address), first=f"{SENDS_NOTHING}; link.MEASURING = 1.0")
-    assert "measuring the link with" in head.stderr.readline()
-    head.send_signal(signal.SIGSTOP)
-    out, err = joiner.communicate(timeout=60)
-    assert (joiner.returncode, out) == (3, "")
-    assert re.search(r"the link with .* could not .*: it has not told what it has measured within 1 s\n$", err)
-
-
-@pytest.mark.real_run
-def test_a_head_that_dies_ends_the_joiner_at_once(doctors: Doctors) -> None:
-    head, address = doctors.head()
-    joiner = doctors.start("--join", at(address), first=SENDS_NOTHING)
-    assert "measuring the link with" in head.stderr.readline()
-    head.kill()
-    out, err = joiner.communicate(timeout=20)
-    assert (joiner.returncode, out) == (3, "")
-    assert re.search(r"the link with .* could not be measured to the end: the other end has closed it\n$", err)
-
-
-@pytest.mark.real_run
-def test_a_joiner_that_dies_is_named_at_once_and_the_head_waits_for_another(doctors: Doctors) -> None:
-    head, address = doctors.head("--json", silence=60.0)
-    joiner = doctors.start("--join", at(address), first=SENDS_NOTHING)
-    assert "measuring the link with" in head.stderr.readline()
-    began = time.monotonic()
-    joiner.kill()
-    assert re.search(r"the link with .* \(joiner\) could not be .*; waiting for the next one\n", head.stderr.readline())
-    assert time.monotonic() < began + 30
-    assert result(doctors.start("--join", at(address), "--json")) == result(head)
-
-
-@pytest.mark.real_run
-def test_a_joiner_that_says_nothing_is_given_up(doctors: Doctors) -> None:
-    head, address = doctors.head("--json", silence=1.0)
-    doctors.start("--join", at(address), first="link._say = lambda end, said: None", silence=30.0)
-    said = head.stderr.readline()
-    assert re.search(r"the link with 127\.0\.0\.1:\d+ could not be .* said nothing for 1 s; waiting for", said)
-    assert result(doctors.start("--join", at(address), "--json")) == result(head)
-
-
-@pytest.mark.real_run
-def test_a_flood_of_strangers_does_not_keep_a_joiner_out(doctors: Doctors) -> None:
-    head, address = doctors.head("--json")
-    with ExitStack() as stack:
-        for number in range(60):
-            stranger = stack.enter_context(socket.create_connection(address))
-            if number % 2:
-                stranger.sendall(os.urandom(100))
-        assert result(doctors.start("--join", at(address), "--json")) == result(head)
-
-
-@pytest.mark.real_run
 def test_a_head_that_waits_can_be_interrupted(doctors: Doctors) -> None:
     head, _ = doctors.head()
     head.send_signal(signal.SIGINT)
     head.communicate(timeout=60)
     assert head.returncode == 130
+
+
+def test_a_link_is_not_measured_without_a_token(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PACELINE_TOKEN_FILE", raising=False)
+    monkeypatch.delenv("PACELINE_TOKEN", raising=False)
+    assert main(["doctor", "--join", "127.0.0.1:7117"]) == 2
+    assert capsys.readouterr().err == (
+        "paceline: there is no token, which all machines share: name the file that has it, as in "
+        "PACELINE_TOKEN_FILE=token paceline …; if there is none yet, `paceline token --out token` draws one\n"
+    )
 
 
 @pytest.mark.parametrize(

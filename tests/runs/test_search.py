@@ -53,23 +53,16 @@ def test_the_smallest_point_of_the_grid_at_or_above_the_knee_is_chosen(knee: flo
     assert result.switch_at == min(point for point in grid if point >= knee)
 
 
-def test_each_setting_is_the_middle_of_what_is_left() -> None:
-    _, trials = searched(Search(runs=1), step(0.3))
-    assert [trial.switch_at for trial in trials] == [1.0, 0.5, 0.25, 0.375, 0.3125, 0.28125]
-
-
 @pytest.mark.parametrize("goal", [None, 0.9])
 @pytest.mark.parametrize("runs", [1, 3])
-def test_every_setting_has_so_many_runs_and_the_goal_too_if_it_is_measured(goal: float | None, runs: int) -> None:
-    result, trials = searched(Search(runs=runs, settings=4, goal=goal), step(0.2))
+def test_every_setting_has_the_same_seeds_and_the_goal_too_if_it_is_measured(goal: float | None, runs: int) -> None:
+    result, trials = searched(Search(runs=runs, settings=4, goal=goal, seed=7), step(0.2))
     assert len(trials) == result.runs == runs * 4 + (runs if goal is None else 0)
     assert [setting.switch_at for setting in result.settings].count(1.0) == (goal is None)
     assert [run for setting in result.settings for run in setting.runs] == trials
-
-
-def test_all_settings_have_the_same_seeds_from_the_first_on() -> None:
-    result, _ = searched(Search(runs=3, seed=7), step(0.2))
-    assert [[run.seed for run in setting.runs] for setting in result.settings] == [[7, 8, 9]] * 6
+    assert {tuple(run.seed for run in setting.runs) for setting in result.settings} == {tuple(range(7, 7 + runs))}
+    middles = [setting.switch_at for setting in result.settings if setting.switch_at < 1]
+    assert middles == [0.5, 0.25, 0.125, 0.1875], "the middle of what is left"
 
 
 def test_a_measured_goal_is_the_mean_of_the_runs_without_a_switch() -> None:
@@ -77,12 +70,6 @@ def test_a_measured_goal_is_the_mean_of_the_runs_without_a_switch() -> None:
     assert result.goal == pytest.approx(fmean([0.8, 0.9, 0.95]))
     assert result.bsp_seconds == 1.0
     assert result.switch_at == 1.0
-
-
-def test_a_given_goal_is_not_measured() -> None:
-    result, trials = searched(Search(goal=0.9), step(0.0))
-    assert result.goal == 0.9
-    assert 1.0 not in {trial.switch_at for trial in trials}
 
 
 @pytest.mark.parametrize(
@@ -96,9 +83,7 @@ def test_a_given_goal_is_not_measured() -> None:
         (0.1, True, True),
     ],
 )
-def test_good_enough_is_at_most_the_tolerance_worse_than_the_goal(
-    value: float, lower_is_better: bool, passes: bool
-) -> None:
+def test_good_enough_is_at_most_the_tolerance_worse(value: float, lower_is_better: bool, passes: bool) -> None:
     search = Search(runs=1, settings=1, goal=1.0, tolerance=0.25, lower_is_better=lower_is_better)
     result, _ = searched(search, lambda _: value)
     assert result.switch_at == (0.5 if passes else 1.0)
@@ -160,9 +145,7 @@ def test_the_upper_end_never_rises_and_is_always_one_or_a_point_that_passed(job:
 
 @pytest.mark.parametrize("goal", [None, 0.9])
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
-def test_a_search_broken_off_anywhere_goes_on_with_the_same_trials_to_the_same_result(
-    job: Job, goal: float | None
-) -> None:
+def test_a_search_broken_off_anywhere_goes_on_to_the_same_result(job: Job, goal: float | None) -> None:
     search = Search(goal=goal, seed=3)
     result, trials = searched(search, job)
     for length in range(len(trials) + 1):
@@ -170,23 +153,13 @@ def test_a_search_broken_off_anywhere_goes_on_with_the_same_trials_to_the_same_r
 
 
 @pytest.mark.parametrize(("goal", "cost", "break_even"), [(None, 2.6, 3.2), (0.919, 1.6, 2.0)])
-def test_cost_and_break_even_are_those_of_the_authors_setup_1(
-    goal: float | None, cost: float, break_even: float
-) -> None:
+def test_cost_and_break_even_are_those_of_the_authors(goal: float | None, cost: float, break_even: float) -> None:
     """As computed from their data: R=1, M=5, 6.25 %. A BSP run's time is known even if the search makes none."""
     result, _ = searched(Search(runs=1, goal=goal), lambda trial: 0.919 if trial.switch_at >= 0.06 else 0.9)
     assert result.switch_at == 0.0625
     result = replace(result, bsp_seconds=1.0)
     assert result.cost == pytest.approx(cost, abs=0.05)
     assert result.break_even == pytest.approx(break_even, abs=0.05)
-
-
-def test_a_runs_time_has_no_unit_of_its_own_in_cost_and_break_even() -> None:
-    result, trials = searched(Search(), step(0.1))
-    slower, _ = searched(Search(), step(0.1), tuple(replace(trial, seconds=trial.seconds * 60) for trial in trials))
-    assert slower.cost == pytest.approx(result.cost)
-    assert slower.break_even == pytest.approx(result.break_even)
-    assert slower.seconds == pytest.approx(60 * result.seconds)
 
 
 def test_without_a_run_that_does_not_switch_the_cost_is_not_known() -> None:
