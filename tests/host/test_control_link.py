@@ -84,12 +84,6 @@ def test_what_is_sent_as_the_link_closes_is_written(cluster: Cluster) -> None:
     cluster.until(lambda: cluster.head.values == [1])
 
 
-def test_what_is_sent_before_the_first_connection_arrives_after_it(cluster: Cluster) -> None:
-    host, _ = cluster.host()
-    host.send(Told(1))
-    cluster.until(lambda: cluster.head.values)
-
-
 def test_a_message_may_be_answered_where_it_is_delivered(cluster: Cluster) -> None:
     cluster.head.answers = lambda host, incarnation, told: cluster.head.link.send(host, incarnation, Order(told.value))
     host, at_host = cluster.host()
@@ -97,15 +91,6 @@ def test_a_message_may_be_answered_where_it_is_delivered(cluster: Cluster) -> No
     host.send(Told(0))
     cluster.until(lambda: 100 in at_host.values)
     assert at_host.values == list(range(101))
-
-
-def test_each_host_has_messages_of_its_own(cluster: Cluster) -> None:
-    hosts = [cluster.host(name) for name in "bcd"]
-    cluster.until(lambda: all(at_host.incarnation for _, at_host in hosts))
-    for number, (_, at_host) in enumerate(hosts):
-        cluster.head.link.send("bcd"[number], at_host.incarnation, Order(number))
-    cluster.until(lambda: all(at_host.values for _, at_host in hosts))
-    assert [at_host.values for _, at_host in hosts] == [[0], [1], [2]]
 
 
 def test_beats_are_acknowledged_by_the_hosts_own_clock(cluster: Cluster) -> None:

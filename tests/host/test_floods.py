@@ -13,42 +13,17 @@ import pytest
 
 from paceline.net.handshake import FRAME, Kind
 from paceline.net.listener import MOST_STRANGERS, goes, network
-from support.clusters import Cluster, Order, Told, tls_keys
+from support.clusters import tls_keys
 from support.floods import KINDS, Manners, far_from, flood
 from support.lobby import Dialler, Lobby, answer, frame, has_ended
 
 # --- who has to go
 
 
-def gone(most: int, *hosts: str) -> list[int]:
-    """Who has to go, one after the other, as strangers come from these addresses to so many places."""
-    places, found = dict[int, str | bytes](), []
-    for number, host in enumerate(hosts):
-        if len(places) == most:
-            found.append(goes(places))
-            del places[found[-1]]
-        places[number] = network(host)
-    return found
-
-
-def test_a_stranger_has_as_long_as_it_takes_to_fill_all_places() -> None:
-    assert gone(3, *["a"] * 100) == [*range(97)]
-
-
-def test_a_flood_from_a_few_addresses_displaces_itself_alone() -> None:
-    assert gone(8, "host", *["a", "b"] * 3, "host", *["a", "b"] * 100) == [*range(1, 7), *range(8, 202)]
-
-
-def test_a_newcomer_from_elsewhere_takes_a_place_of_the_address_with_the_most() -> None:
-    assert gone(4, "a", "b", "b", "c", "host") == [1]
-    assert gone(4, "a", "b", "c", "d", "host") == [0], "the oldest, where all have as many"
-
-
 def test_addresses_of_one_ipv6_network_are_one() -> None:
     assert network("2001:db8::1") == network("2001:db8::ffff:1") != network("2001:db8:0:1::1")
     assert network("fe80::1%eth0") == network("fe80::2")
     assert network("10.0.0.1") != network("10.0.0.2")
-    assert gone(4, "2001:db8:1::1", "2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:1::1") == [1]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -110,12 +85,6 @@ def plain() -> Iterator[Lobby]:
 def test_a_host_is_let_in_however_many_strangers_come_from_elsewhere(plain: Lobby) -> None:
     host = asked(plain, "127.0.0.2")
     strangers(plain, *["127.0.0.3"] * 2 * MOST_STRANGERS)
-    host.answers()
-
-
-def test_a_host_is_let_in_beside_strangers_from_its_own_address_if_it_is_quick(plain: Lobby) -> None:
-    host = asked(plain, "127.0.0.2")
-    strangers(plain, *["127.0.0.2"] * (MOST_STRANGERS - 1))
     host.answers()
 
 
@@ -221,32 +190,3 @@ def test_a_refused_dialler_hears_why_though_tls_has_begun(lobby: Lobby) -> None:
     found: list[Dialler] = [lobby.dial(keys=replace(tls_keys(), challenge=bytes(32))) for _ in range(30)]
     lobby.until(lambda: all(one.failed for one in found))
     assert {one.failed[0] for one in found} == {("it has another token", True)}
-
-
-def test_a_flood_never_disturbs_a_link_that_goes_on_nor_one_that_is_made_again() -> None:
-    cluster = Cluster(tls_keys())
-    host, at_host = cluster.host(timeout=2.0)
-    cluster.until(lambda: at_host.incarnation)
-    flood = [socket.create_connection(cluster.door.address) for _ in range(3 * MOST_STRANGERS)]
-    for number, end in enumerate(flood):
-        manners = list(KINDS.values())[number % len(KINDS)]
-        end.setblocking(False)
-        try:
-            end.send(manners.first)
-        except OSError:  # it was closed
-            continue
-        host.send(Told(number))
-        cluster.head.link.send("b", 1, Order(number))
-        cluster.loop.wait(0.0)
-    count = len(flood)
-    cluster.until(lambda: len(cluster.head.values) == len(at_host.values) == count)
-    assert (at_host.connections, at_host.losses) == (1, [])
-    for stream in list(host._streams.values()):
-        stream._end.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
-    cluster.until(lambda: at_host.connections == 2)
-    _, late = cluster.host("c")
-    cluster.until(lambda: late.incarnation)
-    assert not [one for one in cluster.head.events if one[0] == "ended"]
-    for end in flood:
-        end.close()
-    cluster.close()

@@ -1,7 +1,8 @@
 """Frames that are broken in transit, or by somebody who has the token: they end their own connection at most.
 
 Whoever speaks here has opened a connection, and says what hosts say, with bytes that are changed, lost, doubled or
-added. Another connection goes on beside it. What comes before a connection is opened is in `test_door.py`.
+added. Another connection goes on beside it. What comes before a connection is opened is in `test_door.py`. What the
+side that has dialled makes of broken frames is in `tests/fabric/test_control_walk.py` and `test_bulk.py`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,14 @@ import pytest
 from paceline.core.items import Version
 from paceline.ipc.endpoint import LENGTH
 from paceline.net import control, link
-from paceline.net.control import Hello, HostEnd, Refused
-from paceline.net.handshake import dial
-from paceline.net.link import HostLink
+from paceline.net.control import Hello
+from paceline.net.handshake import Keys, dial
 from paceline.net.listener import HostListener
-from paceline.net.numbered import Acknowledged, Beat, BeatHeard, Data, Frame, written
-from paceline.net.tcp import listen
+from paceline.net.numbered import Acknowledged, Beat, Data, Frame, written
 from paceline.transfer import data_connection
-from paceline.transfer.data_connection import BytesFrame, Cancel, Dialler, Fetch, Never
-from support.carriers import Side, Two, contents, hello
-from support.clusters import EACH_KEYS, AtHost, Cluster, Order, Told
+from paceline.transfer.data_connection import BytesFrame, Cancel, Fetch, Never
+from support.carriers import Two, contents, hello
+from support.clusters import EACH_KEYS, Cluster, Told
 from support.planes import meet
 from support.seeds import each_seed
 
@@ -39,12 +38,6 @@ PATIENCE = 30.0
 
 BODY = msgspec.msgpack.encode(Told(1))
 TO_HEAD: list[Frame] = [Data(1, 0, BODY), Data(2, 0, BODY), Acknowledged(0), Beat(1, 0)]
-TO_HOST: list[Frame] = [
-    *(Data(number, 0, msgspec.msgpack.encode(Order(1, bytes(100)))) for number in (1, 2)),
-    Acknowledged(0),
-    BeatHeard(1, 0),
-    Refused("why"),
-]
 BULK: list[Frame] = [
     Fetch(1, 0, 1, ("version", 1), 0, 10),
     Fetch(2, 0, 9, (1, "version"), 0, 10),
@@ -94,13 +87,13 @@ def resident() -> int:
 
 
 class Fuzz:
-    """Somebody who speaks to one end of ours, again and again."""
+    """Somebody who dials a port of ours, and says something, again and again."""
 
     loop: Any
+    purpose: str
 
-    def say(self, data: bytes, rng: random.Random) -> None:
-        """Say it over a connection of its own, and go."""
-        raise NotImplementedError
+    def __init__(self, door: HostListener, keys: Keys) -> None:
+        self.door, self.keys = door, keys
 
     def alive(self) -> None:
         """What goes on beside it does go on."""
@@ -118,8 +111,13 @@ class Fuzz:
             assert time.monotonic() < deadline, "it never came to that"
             self.loop.wait(0.02)
 
-    def said_over(self, end: Any, data: bytes, rng: random.Random) -> None:
-        """Say it, in parts, and leave, in order or not."""
+    def say(self, data: bytes, rng: random.Random) -> None:
+        """Say it over a connection of its own, in parts, and leave, in order or not."""
+        came: list[Any] = []
+        to = self.door.address, self.keys, self.purpose, self.loop
+        dial(*to, opened=came.append, failed=lambda why, final: came.append(None))
+        self.until(lambda: came)
+        (end,) = came
         end.setblocking(True)
         at = rng.randrange(len(data) + 1)
         with contextlib.suppress(OSError):  # it was closed
@@ -139,9 +137,11 @@ class AtTheHead(Fuzz):
     """A host's control connection, to the head."""
 
     others = TO_HEAD
+    purpose = link.PURPOSE
 
-    def __init__(self, keys: Any) -> None:
+    def __init__(self, keys: Keys) -> None:
         self.cluster = Cluster(keys)
+        super().__init__(self.cluster.door, keys)
         self.loop = self.cluster.loop
         self.good, self.at_good = self.cluster.host("good")
         self.until(lambda: self.at_good.incarnation)
@@ -159,19 +159,6 @@ class AtTheHead(Fuzz):
     def first(self) -> Hello:
         return Hello("fuzz", os.urandom(8), 0, 0)
 
-    def say(self, data: bytes, rng: random.Random) -> None:
-        came: list[Any] = []
-        dial(
-            self.cluster.door.address,
-            self.cluster.keys,
-            link.PURPOSE,
-            self.loop,
-            opened=came.append,
-            failed=lambda why, final: came.append(None),
-        )
-        self.until(lambda: came)
-        self.said_over(came[0], data, rng)
-
     def alive(self) -> None:
         self.told += 1
         value = 1_000_000 + self.told
@@ -186,54 +173,15 @@ class AtTheHead(Fuzz):
         self.cluster.close()
 
 
-class AtTheHost(Fuzz):
-    """The head's control connection, to a host."""
-
-    others = TO_HOST
-
-    def __init__(self, keys: Any) -> None:
-        self.cluster = Cluster(keys)
-        self.loop = self.cluster.loop
-        self.keys = keys
-        self.good, self.at_good = self.cluster.host("good")
-        self.until(lambda: self.at_good.incarnation)
-        self.lines: list[str] = []
-        self.ends: list[Any] = []
-        self.door = HostListener(listen(), self.loop, keys, self.lines.append)
-        self.door.serves(link.PURPOSE, self.ends.append)
-
-    def first(self) -> Hello:
-        return Hello("a", b"head", 1, 0)
-
-    def say(self, data: bytes, rng: random.Random) -> None:
-        end = HostEnd("b", os.urandom(8), Order, timeout=15.0)
-        link = HostLink(end, self.door.address, self.keys, self.loop, AtHost(), 15.0)
-        self.until(lambda: self.ends)
-        self.said_over(self.ends.pop(), data, rng)
-        link.close()
-        for one in self.ends:
-            one.close()
-        self.ends.clear()
-
-    def alive(self) -> None:
-        self.good.send(Told(7))
-        self.until(lambda: 7 in self.cluster.head.values)
-        self.cluster.head.values.clear()
-
-    def close(self) -> None:
-        self.door.close()
-        for one in self.ends:
-            one.close()
-        self.cluster.close()
-
-
 class AtThePort(Fuzz):
     """Another host's data connection, to the host that was dialled."""
 
     others = BULK
+    purpose = data_connection.PURPOSE
 
-    def __init__(self, keys: Any) -> None:
+    def __init__(self, keys: Keys) -> None:
         self.two = Two(keys=keys)
+        super().__init__(self.two.door, keys)
         self.loop = self.two.loop
         self.two.connect()
         self.two.a.has[Version(1)] = contents(10)
@@ -246,19 +194,6 @@ class AtThePort(Fuzz):
     def first(self) -> Hello:
         return hello("fuzz", 1)
 
-    def say(self, data: bytes, rng: random.Random) -> None:
-        came: list[Any] = []
-        dial(
-            self.two.door.address,
-            self.two.keys,
-            data_connection.PURPOSE,
-            self.loop,
-            opened=came.append,
-            failed=lambda why, final: came.append(None),
-        )
-        self.until(lambda: came)
-        self.said_over(came[0], data, rng)
-
     def alive(self) -> None:
         got = self.two.b.fetch(Version(1), 10)
         self.until(lambda: got.done)
@@ -269,47 +204,7 @@ class AtThePort(Fuzz):
         self.two.close()
 
 
-class AtTheDialler(Fuzz):
-    """The data connection of a host that was dialled, to the one that has dialled."""
-
-    others = BULK
-
-    def __init__(self, keys: Any) -> None:
-        self.two = Two(keys=keys)
-        self.loop = self.two.loop
-        self.two.connect()
-        self.two.a.has[Version(1)] = contents(10)
-        self.side = Side("fuzz", 1)
-        self.side.fetch(Version(1), 10)
-        self.side.fetch(Version(2), 10)
-        self.lines: list[str] = []
-        self.ends: list[Any] = []
-        self.door = HostListener(listen(), self.loop, keys, self.lines.append)
-        self.door.serves(data_connection.PURPOSE, self.ends.append)
-        to = self.side.bulk, self.door.address, keys
-        self.dialler = Dialler(*to, self.loop, hello("here", 1), self.lines.append)
-
-    def first(self) -> Hello:
-        return hello("fuzz", 1)
-
-    def say(self, data: bytes, rng: random.Random) -> None:
-        self.until(lambda: self.ends)
-        self.said_over(self.ends.pop(), data, rng)
-
-    def alive(self) -> None:
-        got = self.two.b.fetch(Version(1), 10)
-        self.until(lambda: got.done)
-
-    def close(self) -> None:
-        self.dialler.close()
-        self.door.close()
-        self.side.carrier.close()
-        for end in self.ends:
-            end.close()
-        self.two.close()
-
-
-TARGETS: list[Callable[[Any], Any]] = [AtTheHead, AtTheHost, AtThePort, AtTheDialler]
+TARGETS: list[Callable[[Any], Any]] = [AtTheHead, AtThePort]
 
 
 @pytest.fixture(autouse=True)
