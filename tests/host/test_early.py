@@ -12,7 +12,7 @@ import pytest
 from paceline.core import shards
 from paceline.core.facts import UpdateArrived
 from paceline.core.items import Update
-from paceline.core.orders import ApplyUpdate, DropUpdate, Release, StartPush
+from paceline.core.orders import DropUpdate, Release, StartPush
 from paceline.core.shards import Shard
 from paceline.host.overlap import Early
 from paceline.host.version_shelf import Shelf
@@ -92,7 +92,7 @@ def test_an_update_is_asked_for_once_its_worker_computes() -> None:
     company = case.company
     company.computed(0, 0)
     case.pushes()
-    company.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    company.orders(1, (0, 0))
     company.carry_out(Release(worker=0, step=1, version=1, parameters="pull"))
     assert not company.head.shelf.has(Update(0, 1))
     company.make()
@@ -175,7 +175,7 @@ def test_where_all_places_are_taken_an_update_is_brought_once_it_is_computed() -
         case.company.carry_out(StartPush(worker=0, step=step))
         assert case.arrived() == [*range(step + 1)]
         if step == 0:
-            case.company.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+            case.company.orders(1, (0, 0))
             case.company.carry_out(Release(worker=0, step=1, version=0, parameters="held"))
             assert not case.company.head.shelf.has(Update(0, 1))
             case.company.make()

@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 
-from paceline.core.orders import ApplyUpdate, Release, StartPush
+from paceline.core.orders import Release, StartPush
 from paceline.host.shards.range_maker import MOST_THREADS
 from paceline.host.worker_state import WorkerState, idle_cores
 from paceline.ipc import messages
@@ -48,7 +48,7 @@ def threads_of_a_version(one: Company) -> int:
         one.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
     one.computed(0, 0)
     one.carry_out(StartPush(worker=0, step=0))
-    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.orders(1, (0, 0))
     return one.commits()[-1].threads
 
 
@@ -75,8 +75,6 @@ def test_a_version_is_made_by_as_many_threads_as_cores_are_idle_up_to_what_memor
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     one = company(1)
-    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    one.computed(0, 0)
-    one.carry_out(StartPush(worker=0, step=0))
-    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.pushes(0, 0)
+    one.orders(1, (0, 0))
     assert one.commits()[-1].threads == threads
