@@ -11,7 +11,7 @@ from paceline.core.items import Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate, Release, StartPull, StartPush
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
-from paceline.host.events import VersionCommitted, VersionNotFinite
+from paceline.host.events import ProcessLost, VersionCommitted, VersionNotFinite
 from paceline.host.memory_plan import BESIDE_READERS, CLAIMS
 from paceline.ipc import messages
 from support.companies import company
@@ -113,9 +113,11 @@ def test_a_version_is_written_once_all_of_it_is_here_also_while_the_only_other_m
     one.host.record(1, [0], "file", "mean")
     assert [said.waits for said in one.store.sent if isinstance(said, messages.store.Record)] == [True]
     assert messages.store.GoOn("file") not in one.store.sent
-    item, _, there, _ = carrier.fetch.call_args.args
+    item, _, there, lost = carrier.fetch.call_args.args
     there()
     assert (item, one.store.sent[-1]) == (Version(1), messages.store.GoOn("file"))
+    lost("it is not here any more")
+    assert one.reports.of(ProcessLost) == [ProcessLost("version 1 can't come: it is not here any more", host=True)]
 
 
 def test_a_worker_that_comes_while_others_train_shows_the_newest_version_once_all_of_it_is_here() -> None:
