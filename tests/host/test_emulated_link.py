@@ -154,14 +154,6 @@ def test_a_model_leaves_bit_by_bit_so_that_part_of_it_can_be_used() -> None:
     assert moments == pytest.approx([TICK * number for number in range(1, 51)])
 
 
-def test_models_for_one_host_follow_each_other() -> None:
-    clock, _, (b,) = others(tables(B, B, latency=0.03), "b")
-    b.asks(1, Version(3))
-    b.asks(2, Version(4))
-    clock.until(1.0)
-    assert (b.ended(1), b.ended(2)) == pytest.approx((0.16, 0.26))
-
-
 def test_hosts_that_fetch_at_the_same_time_share_the_link() -> None:
     clock, _, (b, c) = others(tables(B, None, None), "b", "c")
     b.asks(1, Version(3))

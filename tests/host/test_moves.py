@@ -54,26 +54,6 @@ class Host:
         self.taking.begin([Version(7)], {COMING: self.stored})
 
 
-def test_a_range_is_taken_over_once_versions_and_updates_are_here_and_that_is_said_once() -> None:
-    host = Host()
-    host.carrier.comes(Version(7), ARRIVED)
-    assert not host.then.called
-    host.carrier.comes(COMING)
-    host.stored.assert_called_once_with()
-    host.then.assert_called_once_with()
-
-
-def test_what_no_version_will_have_is_not_waited_for() -> None:
-    host = Host()
-    host.carrier.comes(Version(7))
-    for update in (ARRIVED, COMING):
-        host.taking.drop(update)
-    assert host.carrier.fetched == {}
-    host.taking.drop(COMING)
-    host.then.assert_called_once_with()
-    assert not host.stored.called
-
-
 def test_what_is_coming_may_be_lost_with_its_worker_and_what_has_arrived_may_not() -> None:
     host = Host()
     assert host.carrier.fetched[COMING][1] is None
@@ -119,10 +99,6 @@ class Company:
         assert host == "b"
         self.told.clear()
         return message.number
-
-
-def test_no_version_waits_while_no_range_is_to_move() -> None:
-    assert not Company().moves.rests()
 
 
 def test_a_range_moves_once_all_have_begun() -> None:

@@ -28,10 +28,3 @@ def test_no_more_pieces_are_on_their_way_than_may_be() -> None:
         *(host_messages.Printed(2, b"%d" % number) for number in range(MOST)),
         host_messages.Printed(3, b"more"),
     ]
-
-
-def test_a_line_of_the_host_goes_to_the_head() -> None:
-    made, sent = outward()
-    made.say("worker 2 is ended: it has stopped reading")
-    assert sent == [host_messages.HostRemarked("worker 2 is ended: it has stopped reading")]
-    assert not made.full

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import msgspec
+import pytest
 
 from paceline.core.choice import choose
 from paceline.core.items import Blob, Buffers, Sum, Update, Version
@@ -155,20 +156,6 @@ def test_an_update_stays_until_its_version_is_made_though_its_own_worker_needs_i
     assert not company.shelf.has(other)
 
 
-def test_an_update_that_is_dropped_comes_no_more_and_leaves_its_place() -> None:
-    company = Company()
-    company.ranges.bring(Update(ELSEWHERE, 5), None)
-    company.ranges.place_of(Update(ELSEWHERE, 5))
-    company.ranges.drop(Update(ELSEWHERE, 5))
-    company.carrier.cancel.assert_called_once_with(company.carrier.fetch.call_args.args[1])
-    assert not company.shelf.has(Update(ELSEWHERE, 5)), "late bytes never come after those of the next update"
-    company.ranges.comes_no_more(Update(ELSEWHERE, 5), whole=False)
-    company.brings(ELSEWHERE, 6)
-    company.ranges.drop(Update(ELSEWHERE, 6))
-    assert company.carrier.cancel.call_count == 1
-    assert not company.shelf.has(Update(ELSEWHERE, 6))
-
-
 def test_an_update_of_a_worker_that_has_left_is_not_said_to_be_here() -> None:
     company = Company()
     company.ranges.bring(Update(OWN, 0), None)
@@ -221,13 +208,6 @@ def test_bytes_are_there_as_they_are_made_and_all_once_the_version_is() -> None:
     assert not company.ranges.maker.has(2, 8, 12), "what was made of another version"
 
 
-def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
-    company = Company()
-    company.store.lost = True
-    company.makes(1)
-    assert company.sent() == []
-
-
 STATE = Blob("share 1 of c")
 STATE_ASKED = messages.store.SendState(0, 1, 1)
 TAKES = host_messages.TakeRange("c", 16, 24, [0], [(ELSEWHERE, 5, "update")], Attached(STATE.name, 8))
@@ -277,18 +257,15 @@ def test_an_update_that_is_dropped_as_a_range_is_taken_over_is_not_waited_for() 
     assert len(company.reports.of(host_messages.RangeTaken)) == 1
 
 
-def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more() -> None:
-    company = Company()
+@pytest.mark.parametrize("room", [True, False])
+def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more(room: bool) -> None:
+    company, why = Company(), "host c has ended"
+    if not room:
+        why = "the optimizer's state has no room here: No space left on device"
+        company.attachments.comes.side_effect = OSError(28, "No space left on device")
     company.ranges.take(TAKES)
-    company.carrier.fetch.call_args.args[3]("host c has ended")
-    company.range_lost.assert_called_once_with("it was to take over the range of host c: host c has ended")
-
-
-def test_a_host_without_room_for_the_state_makes_no_versions_any_more() -> None:
-    company = Company()
-    company.attachments.comes.side_effect = OSError(28, "No space left on device")
-    company.ranges.take(TAKES)
-    why = "the optimizer's state has no room here: No space left on device"
+    if room:
+        company.carrier.fetch.call_args.args[3](why)
     company.range_lost.assert_called_once_with(f"it was to take over the range of host c: {why}")
 
 

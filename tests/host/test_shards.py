@@ -52,14 +52,6 @@ def test_an_update_has_arrived_once_the_last_host_has_its_range_whichever_that_i
     assert head.stored("a", 1, 1, 6.0) == UpdateArrived(worker=1, step=1, at=6.0)
 
 
-def test_where_one_host_makes_all_of_it_an_update_has_arrived_once_that_has_it() -> None:
-    head = Head()
-    head.shards.begin([])
-    head.brings(1, 0)
-    assert head.told == []
-    assert head.stored("a", 1, 0, 1.0) == UpdateArrived(worker=1, step=0, at=1.0)
-
-
 def test_a_host_that_says_twice_that_it_has_an_update_counts_once() -> None:
     head = Head()
     head.brings(1, 0)

@@ -177,15 +177,6 @@ def test_the_others_of_a_void_sum_are_added_up_anew_under_another_number() -> No
     assert head.facts == [arrived(0, 0, 1.0, 2), arrived(1, 0, 1.0, 2)]
 
 
-def test_a_host_whose_workers_compute_holds_up_no_other() -> None:
-    head = Head()
-    for worker in HOSTS:
-        head.aggregation.released(worker)
-    head.ready(2, 0)
-    head.ready(3, 0)
-    assert [host for host, *_ in head.ordered] == ["b"]
-
-
 def test_where_there_is_no_place_for_a_sum_its_updates_come_one_by_one() -> None:
     head = Head(places=1)
     for worker in HOSTS:
@@ -238,22 +229,7 @@ def test_a_host_adds_up_updates_if_it_has_room_for_several_workers(workers: int)
     head = Head()
     assert head.aggregation.begins("c", range(8, 8 + workers)) == (workers > 1)
     assert head.aggregation.adding("c") == (workers > 1)
-
-
-def test_where_no_update_is_added_up_no_host_begins_with_that() -> None:
-    head = Head(places=0)
-    assert not head.aggregation.begins("a", range(4))
-
-
-def test_another_host_is_told_what_adds_up_and_the_head_has_a_place_for_the_sum() -> None:
-    head = Head()
-    for worker in (2, 3):
-        head.aggregation.released(worker)
-    for worker in (2, 3):
-        head.ready(worker, 5)
-    assert head.told == [("b", host_messages.SumUp(1, [(2, 5, 0.5), (3, 5, 0.5)], look=True))]
-    assert list(head.reducer.updates_of(Sum(1))) == [Update(2, 5), Update(3, 5)]
-    assert not head.process.send.called
+    assert not Head(places=0).aggregation.begins("c", range(8, 8 + workers)), "no update is added up"
 
 
 def test_the_head_makes_its_own_sums() -> None:

@@ -265,12 +265,6 @@ def test_a_worker_that_says_what_can_t_be_read_is_ended_and_no_more_of_it_is_hea
     assert capsys.readouterr().err.startswith("paceline: worker 0 is ended: it sent a message that can't be read (")
 
 
-def test_a_worker_is_told_what_it_is_sent(company: Callable[..., Company]) -> None:
-    made = company(answers)
-    made.workers.send(0, messages.worker.Leased(2, 5))
-    assert made.until_all_have_gone() == [(0, messages.worker.GivenBack([(2, 5)])), (0, "exit code 0")]
-
-
 def test_what_a_worker_is_told_that_has_gone_has_no_effect(company: Callable[..., Company]) -> None:
     """As when it dies while it was still to be told something: the coordinator hears of its end a moment later."""
     made = company(says())
@@ -283,13 +277,6 @@ def test_a_worker_can_be_told_something_before_it_is_listened_to(company: Callab
     """To stop, as a signal came while others were forked."""
     made = company(answers, first=messages.worker.Leased(2, 5))
     assert made.until_all_have_gone() == [(0, messages.worker.GivenBack([(2, 5)])), (0, "exit code 0")]
-
-
-def test_an_end_that_is_ordered_is_told_as_any_other(company: Callable[..., Company]) -> None:
-    made = company(waits, waits)
-    made.workers.end(1)
-    made.workers.end(0)
-    assert sorted(made.until_all_have_gone()) == [(0, "killed by SIGKILL"), (1, "killed by SIGKILL")]
 
 
 def test_a_process_that_has_ended_is_ended_no_more(
