@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
+from paceline.core.items import Mean, Partial
 from paceline.core.orders import Reduce, Release, StepReplica
 from paceline.host import messages as host_messages
 from paceline.host.events import GroupAveraged, VersionWritten
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.averaging import Averaging, Group, GroupShare
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.scenario.scenario import Network
 from support.companies import Averagers, Company, averager, company
+from support.run_state import Clockwork
 from support.seeds import each_seed
 
-Averaging = tuple[Company, Averagers]
+Groups = tuple[Company, Averagers]
 
 
 def replicas(company: Company) -> dict[int, int]:
@@ -31,7 +37,7 @@ def free(company: Company) -> int | None:
     return company.host.shelf.free(company.host.plan.shared)
 
 
-def three(stepped: bool, **given: Any) -> Averaging:
+def three(stepped: bool, **given: Any) -> Groups:
     """Three workers, each of whose replicas has made a step, or none."""
     made = company(3, "ad-psgd", **given)
     for worker in range(3) if stepped else ():
@@ -43,23 +49,23 @@ def three(stepped: bool, **given: Any) -> Averaging:
 
 
 @pytest.fixture
-def stepped() -> Averaging:
+def stepped() -> Groups:
     return three(stepped=True)
 
 
 @pytest.fixture
-def directed() -> Averaging:
+def directed() -> Groups:
     """As in a replay, which says itself which groups fail."""
     return three(stepped=True, deaths_are_told=True)
 
 
 @pytest.fixture
-def beginners() -> Averaging:
+def beginners() -> Groups:
     """Nobody has made a step."""
     return three(stepped=False)
 
 
-def test_a_replica_is_stepped_in_place_unless_anybody_else_needs_it(beginners: Averaging) -> None:
+def test_a_replica_is_stepped_in_place_unless_anybody_else_needs_it(beginners: Groups) -> None:
     """All begin with one place: the last to step is alone there."""
     company, _ = beginners
     for worker in (0, 1, 2):
@@ -75,7 +81,7 @@ def test_a_replica_is_stepped_in_place_unless_anybody_else_needs_it(beginners: A
     assert [(said.source, said.target) for said in steps] == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_a_replica_that_is_kept_for_a_mean_is_not_stepped_in_place(stepped: Averaging) -> None:
+def test_a_replica_that_is_kept_for_a_mean_is_not_stepped_in_place(stepped: Groups) -> None:
     company, _ = stepped
     before = replicas(company)
     company.host.record(7, [0, 1], "file", "mean")
@@ -108,7 +114,7 @@ class OnTwoHosts:
 
 @pytest.mark.parametrize("made_at_the_head", [True, False])
 def test_a_group_fails_whose_mean_a_host_was_still_to_have_as_it_was_lost(
-    stepped: Averaging, made_at_the_head: bool
+    stepped: Groups, made_at_the_head: bool
 ) -> None:
     """Its members are heard to be gone only after that."""
     company, _ = stepped
@@ -130,7 +136,7 @@ def test_a_group_fails_whose_mean_a_host_was_still_to_have_as_it_was_lost(
 
 
 def test_a_share_that_is_made_after_its_group_was_said_to_have_failed_is_awaited_and_counts_for_nothing(
-    directed: Averaging,
+    directed: Groups,
 ) -> None:
     """Whoever directs a run says so, and awaits nothing any more once the run stops."""
     company, averagers = directed
@@ -146,7 +152,7 @@ def test_a_share_that_is_made_after_its_group_was_said_to_have_failed_is_awaited
     assert not company.host.progress.averaging
 
 
-def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_told_before(directed: Averaging) -> None:
+def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_told_before(directed: Groups) -> None:
     company, averagers = directed
     before = replicas(company)
     company.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
@@ -158,7 +164,7 @@ def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_t
     assert not company.host.progress.averaging
 
 
-def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_nothing(stepped: Averaging) -> None:
+def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_nothing(stepped: Groups) -> None:
     company, averagers = stepped
     company.carry_out(StepReplica(worker=0, step=1, version=2))
     company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
@@ -171,17 +177,34 @@ def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_noth
     assert company.facts == [ReduceFinished(group=0, at=0.0)]
 
 
+def test_a_host_gives_others_its_own_part_of_a_group_once_that_is_there_and_no_other() -> None:
+    """Another host that asks for more is refused. It may say what it likes."""
+    offer, loop, shelf = Mock(cuts=[0, 8], averaged_at=[0, 8], push_bytes=16, flags_bytes=0), Clockwork(), Shelf()
+    plan, memory, stand_in = MemoryPlan(3, slots=0, areas=4), Mock(offer=offer), cast(Any, loop)
+    host = Averaging(shelf, plan, stand_in, Mock(), Mock(), Mock(), memory, name="a")
+    assert host.look(Partial(7, "a"), 0, 8) == "coming", "it has not heard of the group"
+    for worker in (0, 1):
+        shelf.put(Mean(1000 + worker), ("there", worker), plan.shared)
+        host.connect(worker)
+    host.begin(Group(7, 2, (GroupShare("a", (0, 1), (0, 1), None), GroupShare("b", (2,), (2,), None))))
+    assert [host.look(Partial(7, name), 0, 8) for name in "abx"] == ["coming", "gone", "gone"]
+    for worker in (0, 1):
+        loop.hear(averager(worker), messages.worker.ShareAveraged(7))
+    assert host.look(Partial(7, "a"), 0, 8) == "here"
+    assert host.look(Mean(7), 0, 8) == "coming"
+
+
 # --- averages at a network's pace
 
 
 @pytest.fixture
-def paced() -> Averaging:
+def paced() -> Groups:
     """Averages of two take 0.25 s of latencies, and 100 bytes at 100 a second."""
     return three(stepped=True, network=Network(bandwidth=100.0, latency=0.125, message=100))
 
 
 def test_an_average_whose_shares_are_made_sooner_ends_at_the_model_s_time_however_late_the_run_comes_to_it(
-    paced: Averaging,
+    paced: Groups,
 ) -> None:
     company, averagers = paced
     host, before = company.host, replicas(company)
@@ -200,7 +223,7 @@ def test_an_average_whose_shares_are_made_sooner_ends_at_the_model_s_time_howeve
     assert company.reports.told(GroupAveraged) == [((0, 1), 0.5, 1.75)]
 
 
-def test_an_average_whose_shares_are_made_later_than_its_bytes_have_moved_ends_then(paced: Averaging) -> None:
+def test_an_average_whose_shares_are_made_later_than_its_bytes_have_moved_ends_then(paced: Groups) -> None:
     company, averagers = paced
     company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
     averagers.average(0)
@@ -211,7 +234,7 @@ def test_an_average_whose_shares_are_made_later_than_its_bytes_have_moved_ends_t
     assert company.facts == [ReduceFinished(group=0, at=2.0)]
 
 
-def test_an_average_begins_once_its_members_steps_are_made(paced: Averaging) -> None:
+def test_an_average_begins_once_its_members_steps_are_made(paced: Groups) -> None:
     company, _ = paced
     company.carry_out(StepReplica(worker=0, step=1, version=2))
     company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
@@ -221,7 +244,7 @@ def test_an_average_begins_once_its_members_steps_are_made(paced: Averaging) -> 
     assert company.host.due() == pytest.approx(1.0)
 
 
-def test_a_member_s_death_fails_its_group_when_the_average_would_have_ended(paced: Averaging) -> None:
+def test_a_member_s_death_fails_its_group_when_the_average_would_have_ended(paced: Groups) -> None:
     """It had made its share, but its bytes were still on their way."""
     company, averagers = paced
     host, before = company.host, replicas(company)
@@ -239,7 +262,7 @@ def test_a_member_s_death_fails_its_group_when_the_average_would_have_ended(pace
 # --- what scripts change before the first step
 
 
-def test_what_is_adopted_is_every_replica_though_some_were_averaged_before(beginners: Averaging) -> None:
+def test_what_is_adopted_is_every_replica_though_some_were_averaged_before(beginners: Groups) -> None:
     """One group has averaged, one has made its shares, one makes them, as the first worker comes with its changes."""
     company, averagers = beginners
     host = company.host
@@ -264,7 +287,7 @@ def test_what_is_adopted_is_every_replica_though_some_were_averaged_before(begin
 
 
 def test_a_place_that_a_beginning_is_written_to_is_nobody_else_s_until_its_worker_has_gone(
-    beginners: Averaging,
+    beginners: Groups,
 ) -> None:
     """Averages may be ordered meanwhile."""
     company, averagers = beginners
@@ -283,7 +306,7 @@ def adopts(company: Company, worker: int) -> int:
     return told.slot
 
 
-def test_what_an_averager_is_told_while_it_does_not_read_reaches_it_when_it_does(stepped: Averaging) -> None:
+def test_what_an_averager_is_told_while_it_does_not_read_reaches_it_when_it_does(stepped: Groups) -> None:
     company, averagers = stepped
     line = company.loop.lines[averager(0)]
     line.full = True

@@ -1,6 +1,6 @@
 """Items between two hosts over real sockets on loopback: connections, and who may dial.
 
-What becomes of fetches is in `test_fetches.py`, and long histories in `test_bulk_walk.py`.
+What becomes of fetches is in `test_fetches.py`. The seeded world has long histories of them.
 """
 
 from __future__ import annotations
@@ -78,6 +78,50 @@ def test_both_sides_fetch_over_the_one_connection_at_once(two: Two) -> None:
     two.until(lambda: all(got.done for got in versions + updates))
     assert [got.memory for got in versions] == list(two.a.has.values())
     assert [got.memory for got in updates] == list(two.b.has.values())
+    assert not two.lines
+
+
+def test_what_is_served_stays_held_until_its_last_byte_is_sent(two: Two) -> None:
+    two.a.has[Version(1)] = contents(LARGE)
+    assert two.a.bulk._connection is not None
+    two.a.bulk._connection.stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    got = two.b.fetch(Version(1), LARGE)
+    two.until(lambda: two.a.held)
+    while two.a.held:
+        two.loop.wait(1.0)
+    two.a.has[Version(1)][:] = bytes(LARGE)  # its place is another item's now
+    two.until(lambda: got.done)
+    assert got.memory == contents(LARGE)
+
+
+def test_what_is_cancelled_stays_held_until_nothing_of_it_waits_for_room(two: Two) -> None:
+    two.a.has = {Version(1): contents(LARGE), Version(2): contents(10)}
+    assert two.a.bulk._connection is not None
+    stream = two.a.bulk._connection.stream
+    stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    cancelled = two.b.fetch(Version(1), LARGE)
+    two.until(lambda: stream.waits)
+    two.b.cancel(cancelled)
+    while two.a.held:
+        two.loop.wait(1.0)
+    assert not stream.waits
+    got = two.b.fetch(Version(2), 10)
+    two.until(lambda: got.done)
+
+
+def test_a_cancelled_fetch_tells_nobody_and_writes_no_more(two: Two) -> None:
+    two.a.has = {Version(1): contents(LARGE), Version(2): contents(LARGE, 7)}
+    got = two.b.fetch(Version(1), LARGE)
+    two.until(lambda: any(got.memory))
+    two.b.cancel(got)
+    two.b.cancel(got)
+    got.memory[:] = bytes(LARGE)
+    other = two.b.fetch(Version(2), LARGE)
+    two.until(lambda: other.done)
+    assert other.memory == contents(LARGE, 7)
+    assert got.memory == bytes(LARGE)
+    assert (got.done, got.lost) == (0, [])
+    two.until(lambda: not two.a.held)
     assert not two.lines
 
 

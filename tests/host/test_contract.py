@@ -828,24 +828,6 @@ class TestJoins:
             assert len(copied) == 1 - (2 in gone and COPIED not in three.facts)
             assert three.crew.handed == [(1, packed) for packed in copied]
 
-    @pytest.mark.parametrize("goes", [True, False])
-    @pytest.mark.parametrize("packs_first", [True, False])
-    def test_a_replica_is_copied_once_its_steps_are_made_and_the_rest_is_packed_and_for_one_that_has_gone_it_is_not(
-        self,
-        packs_first: bool,
-        goes: bool,
-    ) -> None:
-        three = without_worker_1(company, "ad-psgd")
-        make(three, [*COMES, *REPLICATED_JOIN[:3]])
-        steps = (0, lambda company: company.stepped(0, 1))
-        first, second = (hands(0), steps) if packs_first else (steps, hands(0))
-        make(three, [first])
-        assert three.facts == []
-        if goes:
-            three.leave(1)
-        make(three, [second])
-        assert three.facts == ([] if goes else [COPIED])
-
     def test_a_version_that_the_process_before_waited_for_is_not_its_next_one_s(self, training: Makes) -> None:
         two = training(2)
         two.pushes(0, 0)

@@ -121,18 +121,6 @@ def test_a_connection_that_breaks_loses_and_doubles_nothing(cluster: Cluster, si
     assert [event[0] for event in cluster.head.events] == ["connected", *["disconnected", "connected"] * 3]
 
 
-def test_what_is_sent_on_a_reconnect_comes_after_what_was_not_acknowledged(cluster: Cluster) -> None:
-    host, at_host = cluster.host()
-    cluster.until(lambda: at_host.incarnation)
-    cut(host)
-    for value in range(3):
-        host.send(Told(value))
-    at_host.when_connected = lambda: host.send(Told(3))
-    cluster.until(lambda: 3 in cluster.head.values)
-    assert cluster.head.values == [0, 1, 2, 3]
-    assert at_host.connections == 2, "a message out of order breaks the connection once more"
-
-
 def test_a_host_dials_until_the_head_listens(cluster: Cluster) -> None:
     later = socket.create_server(tcp.LOOPBACK)
     waiting = socket.socket()
@@ -178,13 +166,6 @@ def test_a_host_that_the_head_ends_is_told_why(cluster: Cluster) -> None:
     assert at_host.ends == ["incarnation 1 of host b has ended: it was silent"]
     assert not sockets(host)
     assert not sockets(cluster.head.link)
-
-
-def test_a_host_that_is_refused_is_told_why(cluster: Cluster) -> None:
-    cluster.head.refuses = "this run has its hosts"
-    _, at_host = cluster.host()
-    cluster.until(lambda: at_host.ends)
-    assert at_host.ends == ["this run has its hosts"]
 
 
 def test_a_host_that_ends_itself_dials_no_more(cluster: Cluster) -> None:

@@ -110,19 +110,6 @@ def test_what_was_told_is_not_brought_once_more() -> None:
     assert case.at_store() == bytes([7]) * SIZE
 
 
-@pytest.mark.parametrize("told", [SIZE - QUARTER, SIZE])
-def test_an_update_that_was_withdrawn_is_brought_anew(told: int) -> None:
-    case = Case()
-    case.writes(7)
-    case.tells(SIZE - told, SIZE)
-    case.company.crew.hear(0, messages.worker.Withdrawn(0))
-    case.writes(8)
-    case.company.computed(0, 0)
-    case.pushes()
-    assert case.at_store() == bytes([8]) * SIZE
-    assert case.arrived() == [0]
-
-
 def test_bytes_that_are_on_their_way_as_they_are_withdrawn_do_not_count() -> None:
     case = Case()
     case.company.between.slow = True
@@ -135,19 +122,6 @@ def test_bytes_that_are_on_their_way_as_they_are_withdrawn_do_not_count() -> Non
     case.company.between.arrives()
     assert case.at_store() == bytes([8]) * SIZE
     assert case.arrived() == [0]
-
-
-def test_the_heads_own_workers_tell_what_others_may_have_as_well() -> None:
-    company = elsewhere(1, "bsp", trains=False)
-    own = company.forker
-    company.carry_out(Release(worker=own, step=0, version=0, parameters="held"))
-    company.at_head.hear(own, messages.worker.Accumulated(0, QUARTER, SIZE))
-    assert company.head.others.items.look(Update(own, 0), QUARTER, SIZE) == "here"
-    assert company.head.others.items.look(Update(own, 0), 0, SIZE) == "coming"
-    company.at_head.hear(own, messages.worker.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
-    assert company.head.others.items.look(Update(own, 0), 0, SIZE) == "here"
-    company.carry_out(Release(worker=own, step=1, version=0, parameters="held"))
-    assert company.head.others.items.look(Update(own, 1), 0, SIZE) == "coming"
 
 
 def test_nothing_is_kept_of_an_update_whose_worker_leaves() -> None:

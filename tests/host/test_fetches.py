@@ -1,4 +1,4 @@
-"""Fetches between hosts, by tables of what happens. `test_fetches_walk.py` has histories over a seeded network."""
+"""Fetches between hosts, by tables of what happens. The seeded world has long histories of them."""
 
 from __future__ import annotations
 

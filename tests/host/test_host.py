@@ -66,19 +66,6 @@ def test_a_version_is_fetched_while_it_is_being_made_and_computed_on_once_it_is_
     assert host.taken() == [(2, 2)], "it comes too late for worker 3"
 
 
-def test_a_version_that_did_not_come_whole_is_asked_for_again(host: OneHost) -> None:
-    """A worker that left keeps its claim until its process ends. What lies in the place is no version yet."""
-    host.pulls(2)
-    host.comes(3, 7)
-    host.host.tell(host_messages.WorkerGone(2, True))
-    assert not host.host.shelf.has(Version(1))
-    host.pulls(3)
-    assert host.taken() == []
-    host.comes(4)
-    assert host.taken() == [(3, 1)]
-    assert bytes_of(host, 1) == bytes([4]) * OFFER.cuts[-1]
-
-
 @pytest.mark.parametrize("asked_for", [True, False])
 def test_the_update_of_a_worker_that_leaves_stays_if_the_head_has_asked_for_it(host: OneHost, asked_for: bool) -> None:
     host.pulls(2)

@@ -146,17 +146,6 @@ def test_the_host_beside_is_told_what_it_may_lack_and_the_one_that_leaves_gets_n
     assert company.told == [("c", host_messages.Bring((0, 9, "update"), None))]
 
 
-def test_the_heads_own_host_takes_a_range_over_as_another_one_does() -> None:
-    company = Company((HEAD, B))
-    company.others.bring(2, COMING, Mock(return_value=None))
-    company.begins()
-    company.moves.goes_on(None, STATE)
-    company.server.take.assert_called_once_with(host_messages.TakeRange("b", 40, 60, [6, 7], [], STATE))
-    assert company.told == []
-    assert company.moves.taken("head")
-    company.done.assert_called_once_with([Shard("head", 0, 60)], 7)
-
-
 def test_a_range_waits_for_states_that_are_on_their_way() -> None:
     """The host that leaves is one of those that send theirs."""
     company = Company()

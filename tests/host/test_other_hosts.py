@@ -6,14 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock, call, patch
 
 import pytest
 from msgspec import structs
 
-from paceline.core.facts import ParametersTaken
 from paceline.core.items import Blob, Replica, Version
 from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
@@ -27,7 +24,6 @@ from paceline.host.other_hosts import OtherHosts
 from paceline.host.remote_host import RemoteHost
 from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.shards import ShardReports
-from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
@@ -186,16 +182,6 @@ def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again
         host_messages.Train,
         host_messages.AdmitWorker,
     ]
-
-
-def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
-    """Its host may say so while it is told that the worker has left."""
-    several = Several()
-    several.hosts.begin([0, 1, 2, 3])
-    several.takes(2, 0)
-    several.hosts.left(2, died=False)
-    several.hosts.reports.delivered("node-1", host_messages.Taken(2, 1))
-    assert [fact.version for fact in several.reports.of(ParametersTaken)] == [0]
 
 
 @pytest.mark.parametrize("at_the_head", [False, True])
@@ -426,17 +412,6 @@ def test_what_a_host_had_not_handed_over_when_it_was_lost_is_never_heard() -> No
     several.hosts.lost("node-1", "its agent has ended")
     assert several.heard == []
     assert several.reports.told(WorkerEnded) == [(2, 0), (3, 9)]
-
-
-def test_a_version_lacks_the_range_of_a_host_that_is_lost() -> None:
-    """Who fetches it hears that it can't come, and never sees the rest for all of it."""
-    several = Several()
-    memory: Any = SimpleNamespace(offer=structs.replace(OFFER, cuts=[0, *(one.end for one in HALVES)]))
-    here = {"name": "node-0", "head": "node-0", "host_of": Mock(), "of_replicas": False}
-    versions = Versions(Mock(), memory, Mock(), **here)
-    versions.shards = several.head.shards = HALVES
-    several.hosts.lost("node-1", "silent for 15.0 s")
-    assert versions.ranges(Version(3)) == HALVES[1:]
 
 
 @pytest.mark.parametrize("prepared", [False, True])

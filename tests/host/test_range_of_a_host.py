@@ -78,16 +78,6 @@ def test_a_version_that_this_host_makes_alone_is_readable_at_once() -> None:
     assert host.taken() == [(1, 1)]
 
 
-@pytest.mark.parametrize("came", [0, 1, 2])
-def test_an_update_that_is_dropped_is_not_kept_however_much_of_it_has_come(host: OneHost, came: int) -> None:
-    host.host.tell(BRING)
-    assert claimed(host)
-    for request in range(3, 3 + came):
-        host.comes(request)
-    host.host.tell(DROP)
-    assert not claimed(host)
-
-
 @pytest.mark.parametrize(("on_gpu", "threads"), [(False, 2), (True, 5)])
 def test_a_range_is_made_on_the_cores_that_no_worker_of_this_host_keeps_busy(
     on_gpu: bool, threads: int, monkeypatch: pytest.MonkeyPatch
@@ -179,17 +169,6 @@ def beside_another() -> OneHost:
     makes(host, 1)
     host.host.tell(host_messages.VersionMade(1))
     return host
-
-
-def test_what_is_on_its_way_is_asked_of_the_hosts_that_make_versions_from_now_on() -> None:
-    host = beside_another()
-    host.pulls(1)
-    assert asked(host) == [("node-2", 32, 64)]
-    host.host.tell(host_messages.Shards((Shard("node-1", 0, 32), Shard("node-0", 32, 64)), "node-2"))
-    assert asked(host) == [("node-0", 32, 64)]
-    host.comes(4)
-    assert host.taken() == [(1, 1)]
-    assert not host.reports.of(host_messages.Lacks)
 
 
 def test_a_range_is_taken_over_from_the_host_that_leaves_and_is_served_then() -> None:

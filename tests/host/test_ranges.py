@@ -142,36 +142,11 @@ def test_one_range_is_made_at_a_time_in_the_order_of_the_orders_and_shares_are_a
     assert not company.made(2), "it is made already"
 
 
-def test_an_update_stays_until_its_version_is_made_though_its_own_worker_needs_it_no_more() -> None:
-    company, own, other = Company(), Update(OWN, 0), Update(ELSEWHERE, 5)
-    company.shelf.put(own, ("update", *own[:2]), company.plan.of(OWN))
-    for one in (own, other):
-        company.brings(*one[:2])
-    company.shelf.release(("update", *own[:2]))
-    company.makes(1, own, other)
-    assert company.shelf.has(own)
-    assert company.shelf.has(other)
-    company.made(1)
-    assert not company.shelf.has(own)
-    assert not company.shelf.has(other)
-
-
 def test_an_update_of_a_worker_that_has_left_is_not_said_to_be_here() -> None:
     company = Company()
     company.ranges.bring(Update(OWN, 0), None)
     assert not company.came
     assert list(company.shelf.claims()) == [(("made here", 0), Version(0), 0)]
-
-
-def test_a_version_is_kept_until_the_head_says_that_nobody_needs_it() -> None:
-    company = Company()
-    company.makes(1)
-    company.made(1)
-    assert company.shelf.has(Version(0))
-    company.ranges.free(0)
-    assert not company.shelf.has(Version(0))
-    company.makes(2)
-    assert (company.sent()[-1].source, company.sent()[-1].target) == (1, 0)
 
 
 def test_a_version_waits_for_a_place_and_no_order_is_lost() -> None:
@@ -313,15 +288,6 @@ def test_a_sum_is_here_once_its_updates_buffers_are_where_those_are_kept_and_non
     company.ranges.bring(own, "b")
     assert company.came == [total, own]
     assert company.carrier.fetch.call_count == 3
-
-
-def test_a_sum_that_is_void_comes_no_more_and_neither_do_buffers() -> None:
-    company = Company()
-    company.ranges.keeps_buffers, company.buffers_of = True, lambda total: [Buffers(0, 5)]
-    company.ranges.bring(Sum(3), "a")
-    owners = {call.args[1] for call in company.carrier.fetch.call_args_list}
-    company.ranges.drop(Sum(3))
-    assert {call.args[0] for call in company.carrier.cancel.call_args_list} == owners
 
 
 def test_an_update_that_came_by_itself_and_goes_into_a_version_in_a_sum_leaves_its_place() -> None:

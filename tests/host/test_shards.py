@@ -87,15 +87,6 @@ def test_what_hosts_were_told_to_expect_they_drop_as_it_is_withdrawn_or_its_work
     ]
 
 
-def test_all_hosts_are_told_the_same_commit() -> None:
-    head = Head()
-    told = host_messages.MakeRange(4, [((1, 0, "update"), 0.25), ((2, 0, "update"), 0.5)], [{"lr": 0.1}], look=True)
-    pushed = [(Update(1, 0), 0.25), (Update(2, 0), 0.5)]
-    head.shards.make(told, pushed, [])
-    assert head.told == [("b", told), ("c", told)]
-    head.own.make.assert_called_once_with(told, pushed, [])
-
-
 def test_an_update_has_not_arrived_before_a_range_is_taken_over_and_the_wider_range_of_it_is_here() -> None:
     """What the host that takes over has said before is about its own range."""
     head = Head()
@@ -157,10 +148,6 @@ def test_a_share_of_what_has_all_come_is_not_waited_for_any_more() -> None:
     for _ in range(count + 1):
         shares.came(number, "too large", None)
     assert arithmetic.send.call_count == count
-
-
-def test_without_other_hosts_nothing_is_asked() -> None:
-    assert Shares(Mock(), Arrivals("a", Mock(), Mock()), Mock()).ask() == (0, 0)
 
 
 def test_a_void_sum_is_kept_nowhere() -> None:

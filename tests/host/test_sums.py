@@ -66,37 +66,6 @@ def test_a_sum_that_has_come_is_not_made_again() -> None:
     assert store.sent == []
 
 
-def test_a_sum_stays_until_its_updates_are_in_a_version_and_until_nothing_is_written_there() -> None:
-    store = Store()
-    store.arrive(1, 3, number=7)
-    store.applied()
-    store.sums.dropped(Update(1, 0))
-    store.sums.dropped(Update(3, 0))
-    assert store.shelf.has(Sum(7))
-    assert store.reducer.heard(messages.store.Summed(7, None))
-    assert not store.shelf.has(Sum(7))
-
-
-def test_a_sum_that_was_not_to_be_made_is_not_taken_for_made() -> None:
-    store = Store()
-    assert not store.reducer.heard(messages.store.Summed(3, None))
-    assert not store.reducer.heard(messages.store.Summing(3, 0, 8))
-
-
-def test_bytes_of_a_sum_are_here_once_they_are_told_and_the_sum_is_awaited_before_it_is_ordered() -> None:
-    store = Store()
-    total, terms = Sum(1), [(Update(0, 0), 0.5), (Update(1, 0), 0.5)]
-    assert store.reducer.look(total, 0, 8) == "coming"
-    store.reducer.sum_up(total, terms, look=True)
-    assert store.reducer.look(total, 0, 8) == "coming"
-    store.reducer.heard(messages.store.Summing(1, 0, 8))
-    assert [store.reducer.look(total, 0, 8), store.reducer.look(total, 0, 9)] == ["here", "coming"]
-    store.reducer.heard(messages.store.Summed(1, None))
-    assert store.reducer.look(total, 0, 9) == "here"
-    store.reducer.drop(total)
-    assert store.reducer.look(total, 0, 9) == "gone"
-
-
 def test_a_sum_whose_updates_are_gone_is_not_made_and_not_awaited() -> None:
     store = Store()
     store.reducer.sum_up(Sum(1), [(Update(0, 0), 0.5), (Update(1, 5), 0.5)], look=True)
@@ -125,19 +94,3 @@ def test_what_a_process_was_adding_up_as_it_went_is_awaited_until_it_is_void() -
     assert store.reducer.look(Sum(2), 0, 8) == "coming"
     store.reducer.drop(Sum(2))
     assert not store.shelf.has(Sum(2))
-
-
-def test_a_sum_waits_for_the_place_of_a_void_one_until_the_process_has_come_to_that() -> None:
-    store = Store()
-    of = {number: [(Update(worker, 0), 0.5) for worker in workers] for number, workers in enumerate(((0, 1), (2, 3)))}
-    for number in (0, 1):
-        store.reducer.sum_up(Sum(number), of[number], look=True)
-        store.reducer.drop(Sum(number))
-    for number in (2, 3):
-        store.reducer.sum_up(Sum(number), of[number % 2], look=True)
-    assert [message.number for message in store.sent] == [0, 1]
-    assert store.reducer.look(Sum(2), 0, 8) == "coming"
-    store.reducer.drop(Sum(2))
-    store.reducer.heard(messages.store.Summed(0, None))
-    assert [message.number for message in store.sent] == [0, 1, 3]
-    assert [store.reducer.look(Sum(number), 0, 8) for number in (2, 3)] == ["gone", "coming"]
