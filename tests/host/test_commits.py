@@ -51,20 +51,6 @@ def test_one_version_is_made_at_a_time_in_the_order_of_the_orders() -> None:
     assert [(commit.version, commit.source, commit.target) for commit in one.commits()] == [(1, 0, 1), (2, 1, 0)]
 
 
-def test_a_version_waits_between_two_others_while_a_range_moves() -> None:
-    one, rests = company(1), Mock(return_value=False)
-    one.host.commits._rests = rests
-    for step in (0, 1):
-        one.pushes(0, step)
-        one.orders(step + 1, (0, step))
-    rests.return_value = True
-    one.make()
-    assert [commit.version for commit in one.commits()] == [1]
-    rests.return_value = False
-    one.host.commits.go_on()
-    assert [commit.version for commit in one.commits()] == [1, 2]
-
-
 def test_a_range_may_move_once_a_version_is_made_and_all_hosts_have_what_training_begins_with() -> None:
     """Until then a script may change the first version for all."""
     one = company(1)

@@ -20,7 +20,6 @@ from paceline.core.facts import (
     UpdateArrived,
 )
 from paceline.core.orders import (
-    AdjustTraining,
     ApplyUpdate,
     CopyReplica,
     DropUpdate,
@@ -54,7 +53,6 @@ from support.companies import (
     ADDER,
     OTHER,
     PROCESS,
-    STORE,
     Averagers,
     Company,
     averager,
@@ -174,19 +172,6 @@ class TestOrders:
         one.said_by_store(messages.store.VersionRecorded(1, "digest"))
         assert one.reports.told(VersionWritten) == [(1, "digest", None)]
         assert one.host.progress.idle
-
-    def test_all_that_workers_say_is_told_and_no_descriptor(self, training: Makes) -> None:
-        one = training(1)
-        said: list[messages.Message] = [
-            messages.worker.LeaseWanted(0, 1, ""),
-            messages.worker.SnapshotWanted(hold=False),
-            messages.worker.SnapshotTaken(),
-            messages.worker.StateWanted(),
-            messages.worker.ScriptEnded(),
-        ]
-        for message in said:
-            one.crew.hear(0, message)
-        assert one.reports.told(WorkerSaid) == [(0, message, None) for message in said]
 
     def test_the_optimizer_s_state_goes_to_the_worker_or_the_run_is_told_why_not(self, training: Makes) -> None:
         one = training(1)
@@ -511,27 +496,6 @@ class TestArithmetic:
         one.host.prepare(0)
         made(1)(one)
         assert one.reports.of(ProcessLost) == [ProcessLost("the parameter store sent Committed out of turn")]
-
-    @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
-    def test_whatever_is_asked_after_the_end_is_harmless(self, protocol: str, training: Makes) -> None:
-        two = training(3, protocol)
-        two.end()
-        for action in SERVED[:7] if protocol == "asp" else REPLICATED:
-            action(two)
-        for given in (
-            AdjustTraining(worker=0, learning_rate_scale=2.0),
-            DropUpdate(worker=0, step=9, samples="missed"),
-        ):
-            two.carry_out(given)
-        two.host.record(0, [0, 1], "file", "mean")
-        two.host.adopt(0)
-        two.host.prepare(two.forker)
-        assert (two.host.next(1.0), two.host.due()) == (None, None)
-        two.leave(0)
-        two.leave(1)
-        two.end()
-        assert two.reports.told(ProcessLost) == []
-        assert not two.loop.watches(two.loop.lines[STORE])
 
 
 def gathered(three: Company) -> Averagers:

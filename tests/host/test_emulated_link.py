@@ -154,14 +154,6 @@ def test_a_model_leaves_bit_by_bit_so_that_part_of_it_can_be_used() -> None:
     assert moments == pytest.approx([TICK * number for number in range(1, 51)])
 
 
-def test_hosts_that_fetch_at_the_same_time_share_the_link() -> None:
-    clock, _, (b, c) = others(tables(B, None, None), "b", "c")
-    b.asks(1, Version(3))
-    c.asks(1, Version(3))
-    clock.until(1.0)
-    assert (b.ended(), c.ended()) == (pytest.approx(0.2, abs=2 * TICK), pytest.approx(0.2, abs=2 * TICK))
-
-
 def test_what_a_slow_host_can_t_take_goes_to_the_others() -> None:
     clock, _, (b, c) = others(tables(B, B / 10, B), "b", "c")
     b.asks(1, Version(3))
@@ -242,18 +234,6 @@ def test_what_one_host_sends_at_the_link_s_pace_is_not_held_back() -> None:
         b.brings(1, M // 10)
     clock.until(1.0)
     assert [at for at, _ in b.told[1]] == pytest.approx([part * 0.01 for part in range(1, 11)])
-
-
-def test_bytes_that_are_held_back_go_to_memory_in_order() -> None:
-    clock, _, (b,) = others(tables(B, None), "b")
-    b.is_asked(1, Version(3))
-    for part in range(1, 5):
-        b.brings(1, M // 4)
-        there = b.exchange.memory(1)
-        assert there is not None
-        assert there.nbytes == M - part * M // 4
-    clock.until(1.0)
-    assert sum(size for _, size in b.told[1]) == M
 
 
 @pytest.mark.parametrize("how", ["cancelled", "disconnected"])

@@ -38,13 +38,6 @@ def test_what_is_wanted_arrives_once_all_of_it_has_come_and_is_not_lost_then() -
     assert found.ended(B, "gone") == found.segment_began(2) == found.drop(1) == []
 
 
-def test_an_item_in_ranges_is_here_once_all_of_them_are() -> None:
-    found = fetches()
-    assert found.want(1, ONE, of(B, C)) == [Ask(B, 1, ONE, 0, 100), Ask(C, 2, ONE, 100, 200)]
-    assert found.arrived(C, 2, 100, 200) == [Brought(1, C, 100, whole=False)]
-    assert found.arrived(B, 1, 0, 100) == [Brought(1, B, 100, whole=True)]
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations([(B, 1, 0, 100), (C, 2, 100, 200), (B, 3, 200, 300)])))
 def test_a_host_has_brought_an_item_once_the_last_of_its_ranges_is_here(
     order: list[tuple[Peer, int, int, int]],
