@@ -24,7 +24,7 @@ from paceline.net.handshake import Handshake, Keys, dials
 from paceline.net.numbered import written
 from paceline.transfer import data_connection, fetch_table
 from paceline.transfer.data_connection import PART, PURPOSE, BytesFrame, Fetch, Never
-from support.carriers import Side, Two, contents, hello
+from support.carriers import Two, contents, hello
 from support.clusters import EACH_KEYS
 from support.lobby import has_ended
 from support.planes import meet
@@ -67,17 +67,6 @@ def test_an_item_of_any_size_arrives_in_the_memory_that_is_there_for_it(two: Two
     assert two.a.asked == [Version(7)]
     assert got.done == 1
     assert not got.lost
-    assert not two.lines
-
-
-def test_both_sides_fetch_over_the_one_connection_at_once(two: Two) -> None:
-    two.a.has = {Version(number): contents(LARGE, number) for number in range(4)}
-    two.b.has = {Update(number, 9): contents(LARGE, 100 + number) for number in range(4)}
-    versions = [two.b.fetch(Version(number), LARGE) for number in range(4)]
-    updates = [two.a.fetch(Update(number, 9), LARGE) for number in range(4)]
-    two.until(lambda: all(got.done for got in versions + updates))
-    assert [got.memory for got in versions] == list(two.a.has.values())
-    assert [got.memory for got in updates] == list(two.b.has.values())
     assert not two.lines
 
 
@@ -138,21 +127,6 @@ def test_one_connection_is_read_a_piece_at_a_time(apart: Two, monkeypatch: pytes
     assert turns >= 5  # one piece of what has come, and one of what is decrypted already
     assert got.memory == contents(100_000)
     end.close()
-
-
-def test_an_item_comes_in_ranges_from_several_hosts_and_is_told_of_each_once(two: Two) -> None:
-    third = Side("a", 1)
-    two.port.expect(meet(two.a.carrier, "c", 7))
-    two.dial(hello("c", 7), bulk=third.bulk)
-    whole = contents(LARGE)
-    two.b.has[Version(1)] = third.has[Version(1)] = whole
-    two.a.hosts[Version(1)] = [("b", 0, PART + 7), ("c", PART + 7, LARGE - 9), ("b", LARGE - 9, LARGE)]
-    got = two.a.fetch(Version(1), LARGE)
-    two.until(lambda: got.done)
-    assert got.memory == whole
-    assert (two.b.asked, third.asked) == ([Version(1)] * 2, [Version(1)])
-    assert sorted((one.source, one.bytes) for one in two.a.fetches) == [("b", PART + 16), ("c", LARGE - 9 - PART - 7)]
-    third.carrier.close()
 
 
 def test_an_item_of_another_size_is_lost_and_nothing_is_written(two: Two) -> None:

@@ -205,7 +205,6 @@ class TestOrders:
         ("protocol", "strange", "what"),
         [
             ("asp", Release(worker=7, step=0, version=0), "no worker 7"),
-            ("asp", StartPull(worker=7, version=0), "no worker 7"),
             ("asp", StartPush(worker=7, step=0), "no worker 7"),
             ("asp", StartPush(worker=0, step=4), "Update(worker=0, step=4, kind='update') is not here"),
             (

@@ -84,22 +84,6 @@ def test_what_is_sent_as_the_link_closes_is_written(cluster: Cluster) -> None:
     cluster.until(lambda: cluster.head.values == [1])
 
 
-def test_a_message_may_be_answered_where_it_is_delivered(cluster: Cluster) -> None:
-    cluster.head.answers = lambda host, incarnation, told: cluster.head.link.send(host, incarnation, Order(told.value))
-    host, at_host = cluster.host()
-    at_host.answers = lambda order: host.send(Told(order.value + 1)) if order.value < 100 else None
-    host.send(Told(0))
-    cluster.until(lambda: 100 in at_host.values)
-    assert at_host.values == list(range(101))
-
-
-def test_beats_are_acknowledged_by_the_hosts_own_clock(cluster: Cluster) -> None:
-    host, at_host = cluster.host(timeout=0.5)
-    cluster.until(lambda: len(at_host.beats) >= 4)
-    assert at_host.beats == sorted(at_host.beats)
-    assert at_host.beats[-1] <= host.now()
-
-
 # --- connections that break
 
 

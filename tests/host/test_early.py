@@ -134,14 +134,6 @@ def test_nothing_is_kept_of_an_update_whose_worker_leaves() -> None:
     assert case.company.claims_of(0) == []
 
 
-def test_a_dropped_update_leaves_its_place_for_the_next_step() -> None:
-    case = Case()
-    case.tells(QUARTER, SIZE)
-    case.company.computed(0, 0)
-    case.company.carry_out(DropUpdate(worker=0, step=0, samples="return"))
-    assert not case.laid()
-
-
 def test_where_all_places_are_taken_an_update_is_brought_once_it_is_computed() -> None:
     case = Case(unapplied=1)
     for step in (0, 1):
@@ -178,14 +170,6 @@ def test_workers_whose_updates_are_added_up_on_their_host_tell_nothing(protocol:
     assert host.tells == tells
     host.versions.shards = (Shard("node-1", 0, SIZE),)
     assert not host.tells, "no other host makes versions"
-
-
-def test_an_update_that_comes_with_others_of_its_host_does_not_come_early() -> None:
-    company = elsewhere(2, "bsp")
-    company.head.aggregation = Mock(adds_up=lambda worker: worker == 0)
-    for worker in (0, 1):
-        company.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
-    assert [company.head.shelf.has(Update(worker, 0)) for worker in (0, 1)] == [False, True]
 
 
 def test_hosts_that_make_ranges_expect_updates_of_the_heads_own_workers_too() -> None:

@@ -201,6 +201,7 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
     assert company.ranges.shard == Shard("b", 8, 24)
     fetched = {call.args[0]: call.args[2:] for call in company.carrier.fetch.call_args_list}
     assert list(fetched) == [Version(0), STATE, arrived, here, coming]
+    assert fetched[coming][1] is None, "it may be lost with its worker, and what has arrived may not"
     assert [company.ranges.parts_of(one) for one in (arrived, here)] == [Shard("c", 16, 24), None]
     assert [company.ranges.had(one) for one in (arrived, here, coming)] == [True, True, False]
     assert company.ranges.place_of(here) == company.shelf.place(here)

@@ -323,11 +323,3 @@ def test_what_a_worker_prints_that_is_started_again_is_appended_to_its_log(compa
     made.workers.start([0])
     made.until_all_have_gone()
     assert (made.folder / "worker-0.log").read_text() == "a word\n" * 20
-
-
-def test_a_worker_that_is_here_is_not_started_again(company: Callable[..., Company]) -> None:
-    made = company(waits)
-    with pytest.raises(AssertionError, match=r"^worker 0 can't be started while there is a process"):
-        made.workers.start([0])
-    made.workers.end(0)
-    assert made.until_all_have_gone() == [(0, "killed by SIGKILL")]
