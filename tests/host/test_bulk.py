@@ -20,13 +20,13 @@ from paceline.core.items import Former, Update, Version
 from paceline.ipc.endpoint import LENGTH, Frames, framed
 from paceline.net import tcp
 from paceline.net.control import Hello, Refused
-from paceline.net.handshake import Handshake, Keys, dials
+from paceline.net.handshake import Keys
 from paceline.net.numbered import written
 from paceline.transfer import data_connection, fetch_table
 from paceline.transfer.data_connection import PART, PURPOSE, BytesFrame, Fetch, Never
 from support.carriers import Two, contents, hello
 from support.clusters import EACH_KEYS
-from support.lobby import has_ended
+from support.lobby import has_ended, opened
 from support.planes import meet
 
 LARGE = 5 * PART + 12_345
@@ -253,23 +253,9 @@ def test_closing_leaves_no_socket() -> None:
 # --- who may dial
 
 
-def raw(two: Two, said: bytes, buffer: int | None = None) -> socket.socket:
+def raw(two: Two, said: bytes, buffer: int | None = None) -> Any:
     """Somebody who opens a connection and says this. `buffer`: bytes that wait unread there."""
-    came: list[Any] = []
-    refused: list[Any] = []
-
-    def failed(why: str, final: bool) -> None:
-        refused.append(why)
-
-    end = two.loop.dial(two.door.address)
-    if buffer is not None:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    Handshake(dials(end, two.keys, PURPOSE), two.loop, opened=came.append, failed=failed)
-    two.until(lambda: came or refused)
-    assert not refused
-    end = came[0].end
-    end.send(said)
-    return end
+    return opened(two, PURPOSE, said, buffer)
 
 
 def answers(two: Two, end: socket.socket, wanted: int) -> list[Any]:

@@ -14,10 +14,9 @@ import pytest
 from paceline.ipc.loop import Alarm, Loop
 from paceline.net import control, tcp
 from paceline.net.control import ANOTHER_RUN, HostEnd
-from paceline.net.handshake import Handshake, dials
 from paceline.net.link import AT_ONCE, PURPOSE, HeadLink, HostLink
 from support.clusters import EACH_KEYS, PATIENCE, Cluster, Order, Told, sockets
-from support.lobby import has_ended
+from support.lobby import has_ended, opened
 
 
 @pytest.fixture(params=EACH_KEYS)
@@ -186,34 +185,20 @@ def test_who_opens_a_connection_and_says_nothing_is_closed_with_one_line(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "HANDSHAKE", 0.05)
-    silent = opened(cluster)
+    silent = opened(cluster, PURPOSE)
     cluster.until(lambda: has_ended(silent))
     assert cluster.head.lines == ["connection from 127.0.0.1 refused: it has said nothing for 0 s"]
     silent.close()
 
 
-def opened(cluster: Cluster, buffer: int | None = None) -> socket.socket:
-    """Somebody who has opened a connection to the head. `buffer`: bytes that wait unread there."""
-    came: list[Any] = []
-    end = cluster.loop.dial(cluster.door.address)
-    if buffer is not None:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    Handshake(
-        dials(end, cluster.keys, PURPOSE), cluster.loop, opened=came.append, failed=lambda why, final: came.append(why)
-    )
-    cluster.until(lambda: came)
-    return came[0].end  # type: ignore[no-any-return]
-
-
-def mute(cluster: Cluster) -> socket.socket:
+def mute(cluster: Cluster) -> Any:
     """A host that is let in, and reads nothing."""
     before = len(cluster.head.events)
     host = HostEnd("mute", b"mute", Order)
     host.tick(0.0)
     (hello,) = host.connected(1, 0.0)
     assert isinstance(hello, control.Write)
-    end = opened(cluster, buffer=4096)
-    end.send(hello.data)
+    end = opened(cluster, PURPOSE, hello.data, buffer=4096)
     cluster.until(lambda: cluster.head.events[before:] == [("connected", "mute", cluster.head.incarnations)])
     return end
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import msgspec
@@ -18,6 +16,7 @@ from paceline.transfer.data_connection import BulkNews, BytesFrame, Cancel, Fetc
 from paceline.transfer.emulated_link import LATE, TICK, EmulatedLink
 from paceline.transfer.item_names import fields_of
 from paceline.transfer.messages import Named, Peer
+from support.run_state import Clockwork
 
 M = 10_000
 """Bytes of a model."""
@@ -35,25 +34,11 @@ def tables(*bandwidths: float | None, latency: float = 0.0, message: int | None 
     return Scenario(nodes=len(hosts), workers=len(hosts), host_tables=hosts, network=network)
 
 
-class Clock:
+class Clock(Clockwork):
     """A loop whose time goes on by what is due."""
 
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.due: list[tuple[float, int, Callable[[], object]]] = []
-        self.numbers = count()
-
-    def now(self) -> float:
-        return self.time
-
-    def after(self, seconds: float, call: Callable[[], object]) -> None:
-        heapq.heappush(self.due, (self.time + max(0.0, seconds), next(self.numbers), call))
-
     def until(self, at: float) -> None:
-        while self.due and self.due[0][0] <= at:
-            self.time, _, call = heapq.heappop(self.due)
-            call()
-        self.time = at
+        self.pass_time(at - self.time)
 
 
 class Connection:
