@@ -1,4 +1,4 @@
-"""Versions of the store: what they are made of, and that a commit never waits for a worker."""
+"""Versions of the store: what they are made of and on which cores, and that a commit never waits for a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates of one host go together: as one sum, once none of its workers computes a step."""
+"""Updates of one host go together as one sum, which takes their place in a version, in a run as in its replay."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_a_trusted_network_on_one_side_only_is_said_on_both_sides(lobby: Lobby) 
 def test_handshakes_that_stop_halfway_hold_up_no_other_and_end_in_time(
     lobby: Lobby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those that have the token: others begin none. See `test_floods`."""
+    """Of those that have the token: others begin none. See `test_door.py`."""
     outgoing = ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         anybody().wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from paceline.host import messages as host_messages
+from paceline.host.bootstrap_process import EARLY, BootstrapProcess
+from paceline.host.log_forwarding import MOST, LogForwarding
 from paceline.host.message_validation import MessageValidation
 from paceline.host.workers import PIECE, Process, Workers
 from paceline.ipc import messages
@@ -323,3 +326,96 @@ def test_what_a_worker_prints_that_is_started_again_is_appended_to_its_log(compa
     made.workers.start([0])
     made.until_all_have_gone()
     assert (made.folder / "worker-0.log").read_text() == "a word\n" * 20
+
+
+# --- the process that stands in for a worker
+
+
+class Beside:
+    """Stands in for `Workers`."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, object]] = []
+        self.hear: Callable[[int, messages.Message, list[int]], None] = lambda *_: None
+        self.gone: Callable[[int, int], None] = lambda *_: None
+
+    def start(self, workers: Sequence[int]) -> None:
+        self.told += [(worker, "start") for worker in workers]
+
+    def open(self, hear: Any, gone: Any) -> None:
+        self.hear, self.gone = hear, gone
+
+    def send(self, worker: int, message: messages.Message) -> None:
+        self.told.append((worker, type(message)))
+
+    def end(self, worker: int) -> None:
+        self.told.append((worker, "end"))
+
+
+SAYS: dict[str, tuple[list[messages.Message | None], list[str]]] = {
+    "it comes": ([OFFER], ["came"]),
+    "it comes, and says more": ([OFFER, messages.worker.Remarked("x")], ["came"]),
+    "it ends before": ([None], [EARLY]),
+    "its script ends before": ([messages.worker.ScriptEnded(), None], [EARLY]),
+    "its parser ends it": ([messages.worker.ParserEnded(2), None], [EARLY]),
+    "it is refused": ([messages.worker.ScriptRefused("no"), None], ["no"]),
+    "it ends after": ([OFFER, None], ["came", "the process that was to fork its store has ended"]),
+    "it can't fork": (
+        [OFFER, messages.worker.StoreNotForked("full"), None],
+        ["came", "the process that makes versions can't be started: full"],
+    ),
+}
+"""What it says, None for its end, and what is told of that."""
+
+
+def stood_in() -> tuple[Beside, BootstrapProcess, list[str]]:
+    company, told = Beside(), list[str]()
+    given: Any = company
+    stand_in = BootstrapProcess(7, given, came=lambda offer: told.append("came"), failed=told.append)
+    stand_in.begin()
+    return company, stand_in, told
+
+
+@pytest.mark.parametrize("case", SAYS)
+def test_it_comes_once_or_fails_once(case: str) -> None:
+    company, _, told = stood_in()
+    said, expected = SAYS[case]
+    for message in said:
+        company.gone(7, 0) if message is None else company.hear(7, message, [])
+    assert told == expected
+
+
+def test_it_may_begin_at_once_and_its_end_is_no_failure_once_it_has_forked() -> None:
+    company, stand_in, told = stood_in()
+    company.hear(7, OFFER, [])
+    stand_in.end()
+    company.gone(7, 9)
+    assert company.told == [(7, "start"), (7, messages.worker.Start), (7, "end")]
+    assert stand_in.offer is OFFER
+    assert told == ["came"]
+
+
+# --- what workers of another host print goes to the head
+
+
+def outward() -> tuple[LogForwarding, list[messages.Message]]:
+    made, sent = LogForwarding(), list[messages.Message]()
+    made.send = sent.append
+    return made, sent
+
+
+def test_no_more_pieces_are_on_their_way_than_may_be() -> None:
+    """However small they are: a link keeps few messages that are not acknowledged."""
+    made, sent = outward()
+    for number in range(MOST):
+        assert not made.full
+        made.printed(2, b"%d" % number)
+    assert made.full
+    made.kept()
+    assert not made.full
+    made.printed(3, b"more")
+    assert made.full
+    assert sent == [
+        *(host_messages.Printed(2, b"%d" % number) for number in range(MOST)),
+        host_messages.Printed(3, b"more"),
+    ]
