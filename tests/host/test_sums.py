@@ -327,3 +327,19 @@ def test_what_a_process_was_adding_up_as_it_went_is_awaited_until_it_is_void() -
     assert store.reducer.look(Sum(2), 0, 8) == "coming"
     store.reducer.drop(Sum(2))
     assert not store.shelf.has(Sum(2))
+
+
+def test_a_sum_waits_for_the_place_of_a_void_one_until_the_process_has_come_to_that() -> None:
+    store = Store()
+    of = {number: [(Update(worker, 0), 0.5) for worker in workers] for number, workers in enumerate(((0, 1), (2, 3)))}
+    for number in (0, 1):
+        store.reducer.sum_up(Sum(number), of[number], look=True)
+        store.reducer.drop(Sum(number))
+    for number in (2, 3):
+        store.reducer.sum_up(Sum(number), of[number % 2], look=True)
+    assert [message.number for message in store.sent] == [0, 1]
+    assert store.reducer.look(Sum(2), 0, 8) == "coming"
+    store.reducer.drop(Sum(2))
+    store.reducer.heard(messages.store.Summed(0, None))
+    assert [message.number for message in store.sent] == [0, 1, 3]
+    assert [store.reducer.look(Sum(number), 0, 8) for number in (2, 3)] == ["gone", "coming"]
