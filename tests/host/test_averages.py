@@ -12,8 +12,7 @@ from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
 from paceline.core.items import Mean, Partial
 from paceline.core.orders import Reduce, Release, StepReplica
-from paceline.host import messages as host_messages
-from paceline.host.events import GroupAveraged, VersionWritten
+from paceline.host.events import GroupAveraged
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.version_shelf import Shelf
@@ -79,60 +78,6 @@ def test_a_replica_is_stepped_in_place_unless_anybody_else_needs_it(beginners: G
         company.carry_out(StepReplica(worker=worker, step=1, version=2))
     steps = [said for _, said in company.told if isinstance(said, messages.worker.MakeStep)][3:]
     assert [(said.source, said.target) for said in steps] == [(1, 1), (2, 2), (3, 3)]
-
-
-def test_a_replica_that_is_kept_for_a_mean_is_not_stepped_in_place(stepped: Groups) -> None:
-    company, _ = stepped
-    before = replicas(company)
-    company.host.record(7, [0, 1], "file", "mean")
-    record = company.store.sent[-1]
-    assert isinstance(record, messages.store.RecordMean)
-    assert (record.version, record.sources) == (7, [before[0], before[1]])
-    company.carry_out(StepReplica(worker=0, step=1, version=2))
-    assert replicas(company)[0] != before[0]
-    company.carry_out(StepReplica(worker=2, step=1, version=2))
-    assert replicas(company)[2] == before[2]
-    company.stepped(0, 1)
-    company.said_by_store(messages.store.MeanRecorded(7, "digest", 0.5))
-    assert company.reports.told(VersionWritten) == [(7, "digest", 0.5)]
-    assert before[0] not in {place for _, _, place in company.host.shelf.claims()}
-
-
-class OnTwoHosts:
-    """Stands in for two hosts that average, which are told nothing."""
-
-    def __init__(self) -> None:
-        self.dropped: list[int] = []
-
-    def averages_at(self, host: str) -> str:
-        return host
-
-    def tell_replicas(self, host: str, order: host_messages.OfReplicas) -> None:
-        if isinstance(order, host_messages.DropAverage):
-            self.dropped.append(order.group)
-
-
-@pytest.mark.parametrize("made_at_the_head", [True, False])
-def test_a_group_fails_whose_mean_a_host_was_still_to_have_as_it_was_lost(
-    stepped: Groups, made_at_the_head: bool
-) -> None:
-    """Its members are heard to be gone only after that."""
-    company, _ = stepped
-    makers, before = OnTwoHosts(), replicas(company)
-    averages: Any = company.host.averages
-    averages._cluster, averages._host_of = makers, lambda worker: f"node-{worker // 2}"
-    company.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
-    if made_at_the_head:
-        company.host.averages.has_made(0, "node-0")
-    company.host.averages.host_lost("node-1")
-    assert company.facts == []
-    company.leave(2)
-    if not made_at_the_head:
-        assert makers.dropped == [0]
-        company.host.averages.has_made(0, "node-0")
-    assert company.facts == [ReduceFailed(group=0, lost=(2,), at=0.0)]
-    assert replicas(company) == before
-    assert not company.host.progress.averaging
 
 
 def test_a_share_that_is_made_after_its_group_was_said_to_have_failed_is_awaited_and_counts_for_nothing(

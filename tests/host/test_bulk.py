@@ -192,20 +192,6 @@ def test_a_connection_that_has_sent_as_much_as_a_key_is_good_for_is_renewed(
     assert not two.lines
 
 
-def test_after_a_reconnect_only_the_rest_is_asked_for(apart: Two) -> None:
-    got = apart.a.fetch(Version(1), 10)
-    first = raw(apart, written(hello("b", 3)) + written(BytesFrame(1, 7)) + contents(10)[:4])
-    assert answers(apart, first, 2)[1:] == [Fetch(1, 0, 3, tuple(Version(1)), 0, 10)]
-    apart.until(lambda: got.memory == contents(4) + bytes(6))
-    first.close()
-    apart.until(lambda: not apart.a.connected)
-    second = raw(apart, written(hello("b", 3)) + written(BytesFrame(2, 6)) + contents(10)[4:])
-    assert answers(apart, second, 2)[1:] == [Fetch(2, 0, 3, tuple(Version(1)), 4, 10)]
-    apart.until(lambda: got.done)
-    assert got.memory == contents(10)
-    second.close()
-
-
 def test_a_host_dials_until_somebody_listens(apart: Two) -> None:
     waiting = socket.socket()
     waiting.bind(tcp.LOOPBACK)

@@ -113,30 +113,6 @@ def test_what_was_told_is_not_brought_once_more() -> None:
     assert case.at_store() == bytes([7]) * SIZE
 
 
-def test_bytes_that_are_on_their_way_as_they_are_withdrawn_do_not_count() -> None:
-    case = Case()
-    case.company.between.slow = True
-    case.writes(7)
-    case.tells(0, SIZE)
-    case.company.crew.hear(0, messages.worker.Withdrawn(0))
-    case.writes(8)
-    case.company.computed(0, 0)
-    case.pushes()
-    case.company.between.arrives()
-    assert case.at_store() == bytes([8]) * SIZE
-    assert case.arrived() == [0]
-
-
-def test_nothing_is_kept_of_an_update_whose_worker_leaves() -> None:
-    case = Case()
-    case.tells(QUARTER, SIZE)
-    case.company.host.left(0, died=False)
-    case.company.crew.hear(0, messages.worker.Withdrawn(0))  # it has not heard of that
-    assert not case.laid()
-    case.company.host.gone(0)
-    assert case.company.claims_of(0) == []
-
-
 def test_where_all_places_are_taken_an_update_is_brought_once_it_is_computed() -> None:
     case = Case(unapplied=1)
     for step in (0, 1):

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock, call, patch
+from unittest.mock import Mock, patch
 
 import pytest
 from msgspec import structs
 
-from paceline.core.items import Blob, Replica, Version
+from paceline.core.items import Blob, Version
 from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, RunFailed
@@ -22,7 +22,6 @@ from paceline.host.events import Attached, Computes, VersionBrought, WorkerEnded
 from paceline.host.item_table import ItemTable
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.remote_host import RemoteHost
-from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.shards import ShardReports
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
@@ -453,33 +452,6 @@ def test_a_share_of_the_state_that_can_not_come_or_has_no_room_is_said_to_be_lac
             several.say(said)
         assert several.told == [host_messages.AttachmentFetched("share 3 of node-1")]
     several.head.shares.came.assert_called_once_with(3, f"host node-1's part of it {why}", None)
-
-
-def told_replicas(head: Mock) -> list[tuple[str, messages.Message]]:
-    """What each host was ordered of replicas."""
-    return [call.args for call in head.tell_replicas.call_args_list]
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_host_that_does_not_give_a_replica_is_ended_and_its_loss_is_told_once(lost: bool) -> None:
-    head, there, failed = Mock(), {"node-0", "node-1"}, Mock()
-    head.name = "node-0"
-    head.others.is_there = there.__contains__
-    transfers, amiss = ReplicaTransfers(head, Mock(lies_at=lambda replica: "node-1")), head.others.amiss
-    transfers.carry(("test",), Replica(2, 5), "node-0", Mock(), failed)
-    if lost:
-        there.discard("node-1")
-    (number,) = [told.number for _, told in told_replicas(head) if isinstance(told, host_messages.CopyItem)]
-    transfers.never_comes(number, "why")
-    failed.assert_called_once_with("why")
-    item = (2, 5, "replica")
-    assert told_replicas(head) == [
-        ("node-1", host_messages.KeepItem(item)),
-        ("node-0", host_messages.CopyItem(number, item, "node-1")),
-        ("node-1", host_messages.ReleaseItem(item)),
-        ("node-0", host_messages.DropCopy(number)),
-    ]
-    assert amiss.call_args_list == ([] if lost else [call("node-1", "it does not give a replica: why")])
 
 
 def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that_leaves() -> None:

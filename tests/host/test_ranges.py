@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.items import Blob, Buffers, Sum, Update, Version
+from paceline.core.items import Blob, Sum, Update, Version
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
 from paceline.host.events import Attached
@@ -89,9 +89,6 @@ class Company:
         """The process has made it. Return whether it was to."""
         return self.ranges.hear(messages.store.Committed(version, 0.0, 7, None), [])
 
-    def making(self, version: int, begin: int, end: int) -> bool:
-        return self.ranges.hear(messages.store.Making(version, begin, end), [])
-
 
 def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order() -> None:
     company, own, other = Company(), Update(OWN, 0), Update(ELSEWHERE, 5)
@@ -163,24 +160,6 @@ def test_a_version_waits_for_a_place_and_no_order_is_lost() -> None:
     company.ranges.free(4)
     company.made(places)
     assert company.sent()[-1].version == places + 1
-
-
-def test_bytes_are_there_as_they_are_made_and_all_once_the_version_is() -> None:
-    company = Company()
-    begun: list[int] = []
-    company.ranges.maker.when_begun(1, lambda: begun.append(1))
-    company.makes(1)
-    assert begun == [1]
-    assert company.making(1, 8, 12)
-    assert company.ranges.maker.has(1, 8, 12)
-    assert not company.ranges.maker.has(1, 8, 13)
-    assert not company.making(2, 8, 12), "it is not being made"
-    company.carrier.made.assert_called_once_with(Version(1))
-    company.made(1)
-    assert company.ranges.maker.has(1, 8, 16)
-    assert company.carrier.made.call_count == 2
-    company.makes(2)
-    assert not company.ranges.maker.has(2, 8, 12), "what was made of another version"
 
 
 STATE = Blob("share 1 of c")
@@ -271,24 +250,6 @@ def test_an_update_of_this_hosts_own_worker_is_not_expected() -> None:
     company = Company()
     company.ranges.expect(Update(OWN, 0))
     company.carrier.expect.assert_not_called()
-
-
-def test_a_sum_is_here_once_its_updates_buffers_are_where_those_are_kept_and_none_comes_of_this_hosts_own() -> None:
-    company, total = Company(), Sum(3)
-    buffers = [Buffers(0, 5), Buffers(1, 6)]
-    company.ranges.keeps_buffers, company.buffers_of = True, lambda total: buffers
-    company.ranges.bring(total, "a")
-    fetched = {call.args[0]: call.args[2] for call in company.carrier.fetch.call_args_list}
-    assert list(fetched) == [total, *buffers]
-    for item in (buffers[1], total):
-        fetched[item]()
-    assert not company.came
-    fetched[buffers[0]]()
-    assert company.came == [total]
-    company.shelf.put(own := Sum(4), ("sum", 4), company.plan.of_sums)
-    company.ranges.bring(own, "b")
-    assert company.came == [total, own]
-    assert company.carrier.fetch.call_count == 3
 
 
 def test_an_update_that_came_by_itself_and_goes_into_a_version_in_a_sum_leaves_its_place() -> None:

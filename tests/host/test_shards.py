@@ -102,14 +102,6 @@ def test_an_update_has_not_arrived_before_a_range_is_taken_over_and_the_wider_ra
     assert head.shards.taken(3.0) == [UpdateArrived(worker=1, step=0, at=3.0)]
 
 
-def test_an_update_that_is_still_coming_as_a_range_is_taken_over_arrives_with_the_last_host_that_stays() -> None:
-    head = Head()
-    head.brings(1, 0)
-    head.shards.leaves("b")
-    assert (head.shards.taken(1.0), head.stored("a", 1, 0, 2.0)) == ([], None)
-    assert head.stored("c", 1, 0, 3.0) == UpdateArrived(worker=1, step=0, at=3.0)
-
-
 def test_what_has_arrived_is_known_until_a_version_is_made_of_it_or_none_will_have_it() -> None:
     head = Head()
     for step in range(4):
@@ -153,17 +145,6 @@ def test_a_share_of_what_has_all_come_is_not_waited_for_any_more() -> None:
     for _ in range(count + 1):
         shares.came(number, "too large", None)
     assert arithmetic.send.call_count == count
-
-
-def test_a_void_sum_is_kept_nowhere() -> None:
-    head = Head()
-    head.shards.bring(1, Sum(4), lambda at: None, "b")
-    head.shards.stored("b", Sum(4), 1.0)
-    head.told.clear()
-    for number in (5, 4):
-        head.shards.void(Sum(number))
-    assert head.told == [(host, host_messages.Drop(fields_of(Sum(4)))) for host in "bc"]
-    assert [head.shards.stored(host, Sum(4), 2.0) for host in "abc"] == [None] * 3
 
 
 # --- a range that moves to the host beside it
