@@ -1,19 +1,25 @@
-"""A host whose versions another host's store makes: what its workers compute on is there, whole."""
+"""A host that is not the head: its workers compute on whole versions, and it makes and adds up what others need."""
 
 from __future__ import annotations
 
 import os
 import signal
+from unittest.mock import Mock, call
 
 import msgspec
 import pytest
 
-from paceline.core.items import Update, Version
-from paceline.core.orders import StartPush
+from paceline.core.items import Sum, Update, Version
+from paceline.core.orders import Release, StartPush
+from paceline.core.shards import Shard
+from paceline.errors import PeerLost
 from paceline.host import messages as host_messages
-from paceline.host.events import Attached, WorkerEnded
+from paceline.host.events import Attached, WorkerEnded, WorkerSaid
 from paceline.ipc import messages
-from support.one_host import OneHost
+from paceline.transfer.item_names import summand_of
+from paceline.transfer.messages import Peer
+from support.one_host import STORE, OneHost
+from support.planes import plane_of
 from support.run_state import OFFER
 
 
@@ -185,3 +191,345 @@ def test_a_worker_that_is_ended_before_its_turn_to_begin_never_begins_unless_it_
         early.host.tell(host_messages.StartWorker(2))
     begins(early)
     assert [call.args for call in early.workers.start.call_args_list] == [([2],)] * once_more
+
+
+# --- one that makes a range of each version
+
+HALVES = Shard("node-0", 0, 32), Shard("node-1", 32, 64)
+OTHER = Peer("node-2", 1)
+BESIDE = Shard("node-1", 0, 32), Shard("node-2", 32, 64)
+IN_PIECES = msgspec.structs.replace(OFFER, slot_bytes=64, push_bytes=96, cuts=[0, 32, 64])
+BRING, DROP = host_messages.Bring((0, 0, "update"), None), host_messages.Drop((0, 0, "update"))
+
+
+def one_host(*shards: Shard, threads: int = 1, device: str = "") -> OneHost:
+    """Host node-1 with worker 1, to which what training begins with is on its way."""
+    offer = msgspec.structs.replace(IN_PIECES, device=device) if device else IN_PIECES
+    maker = OneHost((1,), 2, threads=threads, offer=offer)
+    maker.trains((1,), *shards)
+    return maker
+
+
+@pytest.fixture
+def early_maker() -> OneHost:
+    """The head makes the other half of each version."""
+    return one_host(*HALVES)
+
+
+@pytest.fixture
+def maker(early_maker: OneHost) -> OneHost:
+    """A host that trains. Two requests are over."""
+    early_maker.store_is_ready()
+    return early_maker
+
+
+def makes(maker: OneHost, version: int) -> None:
+    """This host is to make its range of the version, and has made it."""
+    maker.host.tell(host_messages.MakeRange(version, [], None, look=True))
+    maker.loop.hear(STORE, messages.store.Committed(version, 0.0, 0, None))
+
+
+def claimed(maker: OneHost) -> list[object]:
+    """Who claims the first update of worker 0."""
+    return [owner for owner, there, _ in maker.host.shelf.claims() if there == Update(0, 0)]
+
+
+def test_a_version_is_readable_once_all_its_ranges_are_here(maker: OneHost) -> None:
+    makes(maker, 1)
+    maker.pulls(1)
+    assert maker.taken() == []
+    maker.host.tell(host_messages.VersionMade(1))
+    assert maker.taken() == []
+    maker.comes(3)
+    assert maker.taken() == [(1, 1)]
+
+
+def test_a_version_that_this_host_makes_alone_is_readable_at_once() -> None:
+    maker = one_host(Shard("node-1", 0, 64))
+    maker.store_is_ready()
+    makes(maker, 1)
+    maker.host.tell(host_messages.VersionMade(1))
+    maker.pulls(1)
+    assert maker.taken() == [(1, 1)]
+
+
+@pytest.mark.parametrize(("on_gpu", "threads"), [(False, 2), (True, 5)])
+def test_a_range_is_made_on_the_cores_that_no_worker_of_this_host_keeps_busy(
+    on_gpu: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has six cores, and a worker of four threads that computes."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    maker = one_host(*HALVES, threads=4, device="NVIDIA H200" * on_gpu)
+    maker.store_is_ready()
+    maker.host.carry_out(Release(worker=1, step=0, version=0))
+    maker.host.tell(host_messages.MakeRange(1, [], None, look=True))
+    order = maker.loop.lines[STORE].sent[-1]
+    assert isinstance(order, messages.store.Commit)
+    assert order.threads == threads
+
+
+def test_an_update_is_not_kept_that_was_dropped_before_training_began_here(early_maker: OneHost) -> None:
+    for order in BRING, DROP:
+        early_maker.host.tell(order)
+    early_maker.store_is_ready()
+    assert not claimed(early_maker)
+
+
+def test_a_host_that_refuses_an_update_is_not_reached_until_the_head_has_it_dropped(maker: OneHost) -> None:
+    """It was dropped there before, as a rule, and the head is about to say so. If not, one of the two hosts is lost."""
+    reached = maker.carrier.reached = Mock()
+    for step in (0, 1):
+        maker.host.tell(host_messages.Bring((0, step, "update"), None))
+        maker.refused(3 + 2 * step)
+    assert not maker.carrier.reaches("node-0")
+    assert not claimed(maker)
+    assert not maker.reports.of(host_messages.Stored)
+    maker.host.tell(DROP)
+    assert reached.call_args_list == [call("node-0", False)] * 2
+    maker.host.tell(host_messages.Drop((0, 1, "update")))
+    assert reached.call_args_list[2:] == [call("node-0", True)]
+    assert maker.carrier.reaches("node-0")
+
+
+@pytest.mark.parametrize("said", [PeerLost("it has closed"), messages.store.StoreFailed("why")])
+def test_what_was_ordered_is_done_though_no_process_makes_ranges(
+    said: messages.Message | Exception, early_maker: OneHost
+) -> None:
+    """The run fails, and its workers are told to end."""
+    early_maker.host.tell(host_messages.TellWorker(1, messages.worker.Pause()))
+    early_maker.loop.hear(STORE, said)
+    assert len(early_maker.reports.of(host_messages.ShardLost)) == 1
+    for request in (1, 2):
+        early_maker.comes(request)
+    early_maker.workers.send.assert_called_with(1, messages.worker.Pause(), ())
+
+
+def test_a_worker_that_can_t_fork_the_process_that_makes_ranges_is_ended(early_maker: OneHost) -> None:
+    early_maker.loop.hear(STORE, PeerLost("it has closed"))
+    early_maker.workers.end.assert_called_once_with(1)
+    assert early_maker.reports.told(host_messages.ShardLost) == [
+        ("no process of its script is left there to start the parameter store",)
+    ]
+
+
+def test_the_process_that_makes_ranges_is_lost_once(maker: OneHost) -> None:
+    maker.loop.ends[7]()
+    assert len(maker.reports.of(host_messages.ShardLost)) == 1
+    maker.host.tell(host_messages.MakeRange(1, [], None, look=True))
+    assert not maker.host.shelf.has(Version(1))
+
+
+def test_a_version_whose_maker_is_lost_is_still_to_come_for_those_who_ask(maker: OneHost) -> None:
+    """Its place is free, whatever was made of it."""
+    maker.host.tell(host_messages.MakeRange(1, [], None, look=True))
+    maker.loop.hear(STORE, messages.store.Making(1, 32, 64))
+    assert maker.host.items.look(Version(1), 32, 64) == "here"
+    maker.loop.hear(STORE, messages.store.StoreFailed("no memory"))
+    assert not maker.host.shelf.has(Version(1))
+    assert maker.host.items.look(Version(1), 32, 64) == "coming"
+
+
+def asked(maker: OneHost) -> list[tuple[str, int, int]]:
+    """What is asked of other hosts, and has not come."""
+    coming = [one for record in plane_of(maker.carrier)._fetches._records.values() for one in record.coming]
+    return [(one.peer.host, one.have, one.end) for one in coming if one.have < one.end]
+
+
+def beside_another() -> OneHost:
+    """One of two hosts that make ranges, both besides the head, at version 1."""
+    maker = one_host(*BESIDE)
+    maker.carrier.meet(*OTHER)
+    plane_of(maker.carrier).connected(OTHER)
+    maker.store_is_ready()
+    makes(maker, 1)
+    maker.host.tell(host_messages.VersionMade(1))
+    return maker
+
+
+def test_a_range_is_taken_over_from_the_host_that_leaves_and_is_served_then() -> None:
+    maker = beside_another()
+    state = Attached("share 1 of node-2", 8)
+    maker.host.tell(host_messages.TakeRange("node-2", 32, 64, [1], [], state))
+    assert asked(maker) == [("node-2", 32, 64), ("node-2", 0, 8)]
+    for request in (3, 4):
+        maker.comes(request, peer=OTHER)
+    assert len(maker.reports.of(host_messages.RangeTaken)) == 1
+    assert maker.host.items.look(Version(1), 32, 64) == "here"
+    maker.host.tell(host_messages.Shards((Shard("node-1", 0, 64),), "node-2"))
+    maker.pulls(1)
+    assert maker.taken() == [(1, 1)]
+    maker.host.tell(BRING)
+    assert asked(maker) == [("node-0", 0, 64), ("node-0", 64, 64 + OFFER.flags_bytes)]
+
+
+def test_what_waits_for_an_item_goes_on_if_no_other_host_has_any_of_it_any_more() -> None:
+    maker = beside_another()
+    maker.pulls(1)
+    maker.host.tell(host_messages.Shards((Shard("node-1", 0, 64),), "node-2"))
+    assert maker.taken() == [(1, 1)]
+    assert maker.carrier.pending() == []
+
+
+# --- one without a range, that adds up its workers' updates
+
+SUM = host_messages.SumUp(1, [(1, 0, 0.5), (2, 0, 0.5)], look=True)
+ForkStore = messages.worker.ForkStore
+
+
+def adds_up(
+    own: tuple[int, ...] = (1, 2),
+    of: int = 3,
+    *shards: Shard,
+    prepared: tuple[int, ...] | None = None,
+    begins: tuple[int, ...] | None = None,
+) -> OneHost:
+    """Host node-1 with workers 1 and 2, if not others, of which all begin."""
+    adder = OneHost(own, of, "bsp", prepared=prepared, offer=IN_PIECES)
+    adder.trains(own if begins is None else begins, *shards, sums=True)
+    return adder
+
+
+@pytest.fixture
+def early_adder() -> OneHost:
+    """A host whose process is still to come."""
+    return adds_up()
+
+
+@pytest.fixture
+def adder(early_adder: OneHost) -> OneHost:
+    """All of its workers have computed a step."""
+    computed(early_adder)
+    return early_adder
+
+
+def computed(adder: OneHost) -> None:
+    """The process is there, so is what training begins with, and all workers have computed a step."""
+    adder.store_is_ready()
+    for worker in adder.own:
+        adder.host.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
+        adder.finished(worker, 0)
+
+
+def lost(adder: OneHost) -> list[str]:
+    """Why the head was told that nothing is added up here any more."""
+    return [event.why for event in adder.reports.of(host_messages.SumsLost)]
+
+
+def begins_without(adder: OneHost, *why: str) -> None:
+    """Training begins there once all is there, and the head was told so of sums."""
+    adder.comes(1)
+    adder.comes(2)
+    assert len(adder.reports.of(host_messages.Begun)) == 1
+    assert lost(adder) == [*why]
+
+
+def test_the_process_is_forked_before_training_begins_and_makes_no_range(early_adder: OneHost) -> None:
+    assert early_adder.told(ForkStore) == [1]
+    (order,) = [call.args[1] for call in early_adder.workers.send.call_args_list]
+    assert (order.begin, order.end, order.steps) == (0, 0, False)
+    assert early_adder.carrier.pending() == []
+    early_adder.store_is_ready()
+    assert len(early_adder.reports.of(host_messages.Begun)) == 1
+    assert not early_adder.host.tells, "no gradients are told early where they are added up"
+
+
+def test_where_none_trains_so_far_a_worker_that_waits_in_prepare_forks_it() -> None:
+    assert adds_up(prepared=(2,), begins=()).told(ForkStore) == [2]
+
+
+def test_a_sum_is_served_as_it_is_made(adder: OneHost) -> None:
+    adder.host.tell(SUM)
+    assert adder.host.items.look(Sum(1), 0, 32) == "coming"
+    adder.loop.hear(STORE, messages.store.Summing(1, 0, 32))
+    assert [adder.host.items.look(Sum(1), 0, end) for end in (32, 64)] == ["here", "coming"]
+    adder.loop.hear(STORE, messages.store.Summed(1, ("weight", 2)))
+    assert adder.host.items.look(Sum(1), 0, 64) == "here"
+    assert adder.reports.told(host_messages.SumNotFinite) == [("weight", 2)]
+    adder.host.tell(host_messages.DropSum(1))
+    assert not adder.host.shelf.has(Sum(1))
+    assert adder.host.shelf.has(Update(1, 0))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_there_is_a_place_for_every_sum_though_void_ones_are_still_being_made(before: bool) -> None:
+    """Worker 4 has died as its update was being added up. The sum of the head's host comes before that, or after it."""
+    own = (2, 3, 4)
+    adder = adds_up(own, 5, Shard("node-0", 0, 32), Shard("node-1", 32, 64))
+    computed(adder)
+
+    def ordered(number: int, *workers: int) -> None:
+        adder.host.tell(host_messages.SumUp(number, [(worker, 0, 1 / len(workers)) for worker in workers], look=True))
+        adder.host.tell(host_messages.Bring((number, "sum"), "node-1"))
+
+    def void(number: int) -> None:
+        adder.host.tell(host_messages.DropSum(number))
+        adder.host.tell(host_messages.Drop((number, "sum")))
+
+    def of_the_heads() -> None:
+        adder.host.tell(host_messages.Bring((2, "sum"), "node-0"))
+        adder.comes(3)
+        adder.comes(4)
+
+    ordered(1, *own)
+    if before:
+        of_the_heads()
+    void(1)
+    ordered(3, 2, 3)
+    if not before:
+        of_the_heads()
+    stored = [summand_of(event.item).number for event in adder.reports.of(host_messages.Stored)]
+    assert stored == ([1, 2, 3] if before else [1, 3, 2])
+
+
+def test_the_next_worker_forks_the_process_where_the_lowest_dies_before_it_has(early_adder: OneHost) -> None:
+    early_adder.gone(1, 9)
+    early_adder.loop.hear(STORE, PeerLost("it has closed"))
+    assert early_adder.told(ForkStore) == [1, 2]
+    early_adder.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
+    begins_without(early_adder)
+
+
+NOBODY = "no process of its script is left there to start the process that adds up"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([PeerLost("it has closed")] * 2, NOBODY),
+        ([messages.store.StoreFailed("no memory")], "the process that adds up failed: no memory"),
+    ],
+)
+def test_without_the_process_training_begins_and_the_head_is_told(
+    said: list[messages.Message | Exception], why: str, early_adder: OneHost
+) -> None:
+    for one in said:
+        early_adder.loop.hear(STORE, one)
+    begins_without(early_adder, why)
+    early_adder.workers.end.assert_not_called()
+    assert not early_adder.reports.of(host_messages.ShardLost)
+
+
+def test_a_worker_that_can_t_fork_the_process_goes_on_and_the_run_does(early_adder: OneHost) -> None:
+    early_adder.reports.events.clear()
+    early_adder.says(2, messages.worker.StoreNotForked("another one's"))
+    early_adder.says(1, messages.worker.StoreNotForked("no process"))
+    begins_without(early_adder, "the process that adds up can't be started: no process")
+    assert early_adder.reports.of(WorkerSaid) == [WorkerSaid(2, messages.worker.StoreNotForked("another one's"))]
+
+
+def test_where_no_worker_is_left_to_fork_the_process_the_host_begins_without() -> None:
+    adder = adds_up(prepared=(), begins=())
+    assert adder.told(ForkStore) == []
+    assert lost(adder) == [NOBODY]
+
+
+def test_a_process_that_dies_leaves_updates_that_are_here_and_sums_that_the_head_calls_void(adder: OneHost) -> None:
+    adder.host.tell(SUM)
+    adder.loop.ends[7]()
+    assert lost(adder) == ["the process that adds up died"]
+    assert adder.host.items.look(Sum(1), 0, 32) == "coming"
+    adder.host.tell(msgspec.structs.replace(SUM, number=2))
+    for number in (1, 2):
+        adder.host.tell(host_messages.DropSum(number))
+        assert not adder.host.shelf.has(Sum(number))
+    assert adder.host.items.look(Update(1, 0), 0, 64) == "here"
