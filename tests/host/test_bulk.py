@@ -6,7 +6,6 @@ What becomes of fetches is in `test_fetches.py`. The seeded world has long histo
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
 import time
@@ -28,6 +27,7 @@ from support.carriers import Two, contents, hello
 from support.clusters import EACH_KEYS
 from support.lobby import has_ended, opened
 from support.planes import meet
+from support.processes import descriptors
 
 LARGE = 5 * PART + 12_345
 
@@ -221,7 +221,7 @@ def test_a_connection_that_a_newer_one_replaces_is_closed(two: Two) -> None:
 
 
 def test_closing_leaves_no_socket() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     two = Two()
     two.connect()
     got = two.b.fetch(Version(1), 10)
@@ -232,7 +232,7 @@ def test_closing_leaves_no_socket() -> None:
     stranger.close()
     known.close()
     two.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
     assert (got.done, got.lost) == (0, []), "nobody is told as all is over"
 
 

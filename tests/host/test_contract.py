@@ -60,6 +60,7 @@ from support.companies import (
     elsewhere,
     idle_company,
 )
+from support.processes import descriptors
 from support.run_state import OFFER
 
 Makes = Callable[..., Company]
@@ -713,11 +714,6 @@ def alone_comes() -> list[Move]:
         (0, lambda company: company.host.admit(0, 0, 0.0)),
         (0, lambda company: company.host.join(0, [])),
     ]
-
-
-def descriptors() -> int:
-    """How many this process has open."""
-    return len(os.listdir("/proc/self/fd"))
 
 
 class TestJoins:

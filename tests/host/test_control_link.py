@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import time
@@ -17,6 +16,7 @@ from paceline.net.control import ANOTHER_RUN, HostEnd
 from paceline.net.link import AT_ONCE, PURPOSE, HeadLink, HostLink
 from support.clusters import EACH_KEYS, PATIENCE, Cluster, Order, Told, sockets
 from support.lobby import has_ended, opened
+from support.processes import descriptors
 
 
 @pytest.fixture(params=EACH_KEYS)
@@ -30,10 +30,6 @@ def cut(link: HeadLink | HostLink) -> None:
     """The connections break, as far as both ends can tell."""
     for end in sockets(link):
         end.shutdown(socket.SHUT_RDWR)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 # --- messages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import socket
 from collections import Counter
@@ -21,6 +20,7 @@ from paceline.net.token import Token
 from support.clusters import KEYS, tls_keys
 from support.floods import KINDS, Manners, far_from, flood
 from support.lobby import OTHER_KEYS, PATIENCE, Dialler, Lobby, answer, frame, has_ended
+from support.processes import descriptors
 
 
 @pytest.fixture
@@ -36,10 +36,6 @@ def pair() -> tuple[socket.socket, socket.socket]:
         ours = socket.create_connection(listener.getsockname())
         ours.setblocking(False)
         return ours, listener.accept()[0]
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 # --- who is let in

@@ -27,6 +27,7 @@ from support.carriers import Two, contents, hello
 from support.clusters import EACH_KEYS, Cluster, Told
 from support.lobby import opened
 from support.planes import meet
+from support.processes import descriptors
 
 MOST_MORE = 48 << 20
 """Bytes that the process may have more at the end than at the beginning: several times what one connection may take."""
@@ -100,13 +101,13 @@ def speaks(at: Cluster | Two, purpose: str, data: bytes, rng: random.Random) -> 
 
 def break_frames(count: int, say: Callable[[], None], alive: Callable[[], None]) -> None:
     """Have so much said, while what goes on beside it does go on, and nothing is kept of what was said."""
-    files, before = len(os.listdir("/proc/self/fd")), 0
+    files, before = descriptors(), 0
     for number in range(count):
         say()
         if number % 25 == 24:
             alive()
             before = before or resident()
-    assert len(os.listdir("/proc/self/fd")) <= files + 40
+    assert descriptors() <= files + 40
     assert resident() < before + MOST_MORE
 
 

@@ -21,6 +21,7 @@ from paceline.net.tls import Tls
 from paceline.net.token import Token
 from support.clusters import KEYS, TOKEN, tls_keys
 from support.lobby import OTHER_TOKEN, Dialler, Lobby, answer, frame, has_ended
+from support.processes import descriptors
 
 GREETING = frame(Kind.GREETING_BEFORE_TLS)
 ONE_SIDE = "--trusted-network is given on one side only"
@@ -106,6 +107,21 @@ def test_who_shows_no_certificate_is_refused(lobby: Lobby) -> None:
     assert (lobby.came, failed) == ([], [])
 
 
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def is_refused(lobby: Lobby, own: ec.EllipticCurvePrivateKey, shown: list[Any], trusted: Any) -> None:
+    """Who has that key, shows these certificates and trusts that one is refused."""
+    key = own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    context = tls._context(ssl.PROTOCOL_TLS_CLIENT, key + b"".join(map(tls._pem, shown)), tls._pem(trusted))
+    context.verify_mode = ssl.CERT_NONE
+    shakes_hands(lobby, context)
+    lobby.until(lambda: lobby.lines)
+    assert lobby.lines == ["connection from 127.0.0.1 refused: it has another token"]
+    assert not lobby.came
+
+
 @pytest.mark.parametrize("names", ["its own", "ours"])
 def test_who_shows_a_certificate_of_another_authority_is_refused(
     lobby: Lobby, monkeypatch: pytest.MonkeyPatch, names: str
@@ -113,36 +129,17 @@ def test_who_shows_a_certificate_of_another_authority_is_refused(
     if names == "its own":
         real = tls._name
         monkeypatch.setattr(tls, "_name", lambda name: real(f"{name} of somebody"))
-    authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    chain = own.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ) + tls._pem(tls._certificate(own, authority, "host"))
-    context = tls._context(
-        ssl.PROTOCOL_TLS_CLIENT, chain, tls._pem(tls._certificate(authority, authority, "authority"))
-    )
-    context.verify_mode = ssl.CERT_NONE
-    shakes_hands(lobby, context)
-    lobby.until(lambda: lobby.lines)
-    assert lobby.lines == ["connection from 127.0.0.1 refused: it has another token"]
-    assert not lobby.came
+    authority, own = new_key(), new_key()
+    trusted = tls._certificate(authority, authority, "authority")
+    is_refused(lobby, own, [tls._certificate(own, authority, "host")], trusted)
 
 
 def test_a_host_s_certificate_issues_no_others(lobby: Lobby) -> None:
     """A certificate that was signed by a host's own key, and shown with the host's."""
     secret = int.from_bytes(TOKEN.key("authority", 48), "big") % (tls.ORDER - 1) + 1
-    authority, host, own = (
-        ec.derive_private_key(secret, ec.SECP256R1()),
-        *(ec.generate_private_key(ec.SECP256R1()) for _ in range(2)),
-    )
-    key = own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    authority, host, own = ec.derive_private_key(secret, ec.SECP256R1()), new_key(), new_key()
     leaf = tls._certificate(host, authority, "authority")  # in the name that issues
-    chain = key + tls._pem(tls._certificate(own, host, "host")) + tls._pem(leaf)
-    context = tls._context(ssl.PROTOCOL_TLS_CLIENT, chain, tls._pem(leaf))
-    context.verify_mode = ssl.CERT_NONE
-    shakes_hands(lobby, context)
-    lobby.until(lambda: lobby.lines)
-    assert lobby.lines == ["connection from 127.0.0.1 refused: it has another token"]
-    assert not lobby.came
+    is_refused(lobby, own, [tls._certificate(own, host, "host"), leaf], leaf)
 
 
 def test_an_older_tls_is_refused(lobby: Lobby) -> None:
@@ -314,6 +311,6 @@ def test_only_who_encrypts_imports_what_that_takes() -> None:
 
 
 def test_nothing_is_left_where_a_key_was_handed_over() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     Tls(Token.drawn())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before
