@@ -179,16 +179,6 @@ def test_an_average_whose_shares_are_made_later_than_its_bytes_have_moved_ends_t
     assert company.facts == [ReduceFinished(group=0, at=2.0)]
 
 
-def test_an_average_begins_once_its_members_steps_are_made(paced: Groups) -> None:
-    company, _ = paced
-    company.carry_out(StepReplica(worker=0, step=1, version=2))
-    company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
-    assert company.host.due() is None
-    company.now = 0.5
-    company.stepped(0, 1)
-    assert company.host.due() == pytest.approx(1.0)
-
-
 def test_a_member_s_death_fails_its_group_when_the_average_would_have_ended(paced: Groups) -> None:
     """It had made its share, but its bytes were still on their way."""
     company, averagers = paced
@@ -249,20 +239,6 @@ def adopts(company: Company, worker: int) -> int:
     _, told = company.told[-1]
     assert isinstance(told, messages.worker.AdoptInto)
     return told.slot
-
-
-def test_what_an_averager_is_told_while_it_does_not_read_reaches_it_when_it_does(stepped: Groups) -> None:
-    company, averagers = stepped
-    line = company.loop.lines[averager(0)]
-    line.full = True
-    company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
-    assert averagers.told(0) == []
-    line.full = False
-    there_is_room = company.loop.room[line]
-    assert there_is_room is not None
-    there_is_room()
-    assert averagers.average(0) == averagers.average(1)
-    assert company.facts == [ReduceFinished(group=0, at=0.0)]
 
 
 # --- the bound on places

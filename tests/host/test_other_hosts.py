@@ -110,15 +110,6 @@ class Several:
         return Blob(said.attached.name)
 
 
-def test_what_training_begins_with_is_not_kept_for_a_host_that_is_lost() -> None:
-    several = Several()
-    several.hosts.begin([0, 1, 2, 3])
-    several.head.lends_beginning.assert_called_once_with("node-1", [2, 3])
-    several.hosts.lost("node-1", "silent for 15.0 s")
-    several.head.versions.begun.assert_called_once_with("node-1")
-    assert [event.worker for event in several.reports.of(WorkerEnded)] == [2, 3]
-
-
 def test_the_end_of_another_hosts_fetch_is_when_the_head_hears_of_it() -> None:
     """Clocks of two hosts are never compared: only the length is the other host's."""
     several = Several()

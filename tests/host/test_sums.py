@@ -186,28 +186,6 @@ def test_where_there_is_no_place_for_a_sum_its_updates_come_one_by_one() -> None
     assert list(head.own.coming) == [Sum(1), Update(2, 0), Update(3, 0)]
 
 
-def test_the_updates_of_a_host_that_adds_up_no_more_come_one_by_one() -> None:
-    """Those that were added up, those that have waited for others, and all later ones."""
-    head = Head()
-    for worker in HOSTS:
-        head.aggregation.released(worker)
-    head.ready(0, 0)
-    head.ready(1, 0)
-    head.ready(2, 0)
-    head.aggregation.ends("a")
-    assert head.dropped == [("a", Sum(1))]
-    assert list(head.own.coming) == [Update(0, 0), Update(1, 0)]
-    head.aggregation.ends("b")
-    assert [item for item in head.own.coming if isinstance(item, Update)] == [
-        Update(0, 0),
-        Update(1, 0),
-        Update(2, 0),
-    ]
-    head.ready(3, 0)
-    assert Update(3, 0) in head.own.coming
-    assert [head.aggregation.adding(host) for host in ("a", "b")] == [False, False]
-
-
 def test_a_host_that_comes_again_adds_up_again_and_a_sum_that_has_come_stays_its_sum() -> None:
     head = Head()
     head.ready(0, 0)
@@ -313,20 +291,6 @@ def test_a_void_sum_does_not_go_with_updates_that_are_added_up_anew() -> None:
     store.reducer.lay(Sum(2), [Update(0, 0), Update(1, 0)])
     store.reducer.dropped(Update(2, 0))
     assert (store.shelf.has(Sum(1)), store.shelf.has(Sum(2))) == (False, True)
-
-
-def test_what_a_process_was_adding_up_as_it_went_is_awaited_until_it_is_void() -> None:
-    """Another host may have asked for it, and is told by the head that it will not come."""
-    store = Store()
-    for number, workers in ((1, (0, 1)), (2, (2, 3))):
-        store.reducer.sum_up(Sum(number), [(Update(worker, 0), 0.5) for worker in workers], look=True)
-    store.reducer.drop(Sum(1))
-    store.process.lost = True
-    store.reducer.lost()
-    assert [store.shelf.has(Sum(number)) for number in (1, 2)] == [False, True]
-    assert store.reducer.look(Sum(2), 0, 8) == "coming"
-    store.reducer.drop(Sum(2))
-    assert not store.shelf.has(Sum(2))
 
 
 def test_a_sum_waits_for_the_place_of_a_void_one_until_the_process_has_come_to_that() -> None:

@@ -67,15 +67,13 @@ def opened(at: Any, purpose: str, said: bytes = b"", buffer: int | None = None) 
 class Lobby:
     """A door that serves control and data."""
 
-    def __init__(self, keys: Keys = KEYS, listener: socket.socket | None = None) -> None:
+    def __init__(self, keys: Keys = KEYS) -> None:
         self.loop = Loop()
         self.lines: list[str] = []
         """Without ports of diallers."""
         self.came: list[tuple[str, Any]] = []
         """Connections that were let in: what for, and the socket."""
-        self.door = HostListener(
-            listener or tcp.listen(), self.loop, keys, lambda line: self.lines.append(without_port(line))
-        )
+        self.door = HostListener(tcp.listen(), self.loop, keys, lambda line: self.lines.append(without_port(line)))
         for purpose in ("control", "data"):
             self.serve(purpose)
         self.keys = keys
