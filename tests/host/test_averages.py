@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
+from paceline.core.items import Mean, Partial
 from paceline.core.orders import Reduce, Release, StepReplica
-from paceline.errors import PeerLost
-from paceline.host import messages as host_messages
-from paceline.host.events import GroupAveraged, VersionWritten
+from paceline.host.events import GroupAveraged
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.orders.averaging import Averaging, Group, GroupShare
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.scenario.scenario import Network
 from support.companies import Averagers, Company, averager, company
+from support.run_state import Clockwork
 from support.seeds import each_seed
+
+Groups = tuple[Company, Averagers]
 
 
 def replicas(company: Company) -> dict[int, int]:
@@ -30,7 +36,7 @@ def free(company: Company) -> int | None:
     return company.host.shelf.free(company.host.plan.shared)
 
 
-def three(stepped: bool, **given: Any) -> tuple[Company, Averagers]:
+def three(stepped: bool, **given: Any) -> Groups:
     """Three workers, each of whose replicas has made a step, or none."""
     made = company(3, "ad-psgd", **given)
     for worker in range(3) if stepped else ():
@@ -42,23 +48,23 @@ def three(stepped: bool, **given: Any) -> tuple[Company, Averagers]:
 
 
 @pytest.fixture
-def stepped() -> tuple[Company, Averagers]:
+def stepped() -> Groups:
     return three(stepped=True)
 
 
 @pytest.fixture
-def directed() -> tuple[Company, Averagers]:
+def directed() -> Groups:
     """As in a replay, which says itself which groups fail."""
     return three(stepped=True, deaths_are_told=True)
 
 
 @pytest.fixture
-def beginners() -> tuple[Company, Averagers]:
+def beginners() -> Groups:
     """Nobody has made a step."""
     return three(stepped=False)
 
 
-def test_a_replica_is_stepped_in_place_unless_anybody_else_needs_it(beginners: tuple[Company, Averagers]) -> None:
+def test_a_replica_is_stepped_in_place_unless_anybody_else_needs_it(beginners: Groups) -> None:
     """All begin with one place: the last to step is alone there."""
     company, _ = beginners
     for worker in (0, 1, 2):
@@ -74,88 +80,8 @@ def test_a_replica_is_stepped_in_place_unless_anybody_else_needs_it(beginners: t
     assert [(said.source, said.target) for said in steps] == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_a_replica_that_is_kept_for_a_mean_is_not_stepped_in_place(stepped: tuple[Company, Averagers]) -> None:
-    company, _ = stepped
-    before = replicas(company)
-    company.host.record(7, [0, 1], "file", "mean")
-    record = company.store.sent[-1]
-    assert isinstance(record, messages.store.RecordMean)
-    assert (record.version, record.sources) == (7, [before[0], before[1]])
-    company.carry_out(StepReplica(worker=0, step=1, version=2))
-    assert replicas(company)[0] != before[0]
-    company.carry_out(StepReplica(worker=2, step=1, version=2))
-    assert replicas(company)[2] == before[2]
-    company.stepped(0, 1)
-    company.said_by_store(messages.store.MeanRecorded(7, "digest", 0.5))
-    assert company.reports.told(VersionWritten) == [(7, "digest", 0.5)]
-    assert before[0] not in {place for _, _, place in company.host.shelf.claims()}
-
-
-def test_a_group_whose_member_has_just_died_fails_and_its_other_members_keep_their_replicas(
-    stepped: tuple[Company, Averagers],
-) -> None:
-    """Its death shows when it is to be sent its share, before the end of its process is heard of."""
-    company, averagers = stepped
-    before = replicas(company)
-    assert len(set(before.values())) == 3
-    averagers.says(1, PeerLost())
-    company.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
-    targets = {averagers.average(0), averagers.average(2)}
-    assert company.host.progress.averaging
-    assert company.facts == []
-    company.leave(1)
-    assert company.facts == [ReduceFailed(group=0, lost=(1,), at=0.0)]
-    assert not company.host.progress.averaging
-    assert replicas(company) == before
-    assert targets == {free(company)}, "nobody needs the place that the average was made in"
-
-    company.carry_out(Reduce(group=1, members=(0, 2), what="parameters"))
-    targets = {averagers.average(0), averagers.average(2)}
-    assert company.facts[1:] == [ReduceFinished(group=1, at=0.0)]
-    assert replicas(company) == before, "until the machine is told"
-    company.host.tell(company.facts[1])
-    assert {replicas(company)[0], replicas(company)[2]} == targets
-
-
-class OnTwoHosts:
-    """Stands in for two hosts that average, which are told nothing."""
-
-    def __init__(self) -> None:
-        self.dropped: list[int] = []
-
-    def averages_at(self, host: str) -> str:
-        return host
-
-    def tell_replicas(self, host: str, order: host_messages.OfReplicas) -> None:
-        if isinstance(order, host_messages.DropAverage):
-            self.dropped.append(order.group)
-
-
-@pytest.mark.parametrize("made_at_the_head", [True, False])
-def test_a_group_fails_whose_mean_a_host_was_still_to_have_as_it_was_lost(
-    stepped: tuple[Company, Averagers], made_at_the_head: bool
-) -> None:
-    """Its members are heard to be gone only after that."""
-    company, _ = stepped
-    makers, before = OnTwoHosts(), replicas(company)
-    averages: Any = company.host.averages
-    averages._cluster, averages._host_of = makers, lambda worker: f"node-{worker // 2}"
-    company.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
-    if made_at_the_head:
-        company.host.averages.has_made(0, "node-0")
-    company.host.averages.host_lost("node-1")
-    assert company.facts == []
-    company.leave(2)
-    if not made_at_the_head:
-        assert makers.dropped == [0]
-        company.host.averages.has_made(0, "node-0")
-    assert company.facts == [ReduceFailed(group=0, lost=(2,), at=0.0)]
-    assert replicas(company) == before
-    assert not company.host.progress.averaging
-
-
 def test_a_share_that_is_made_after_its_group_was_said_to_have_failed_is_awaited_and_counts_for_nothing(
-    directed: tuple[Company, Averagers],
+    directed: Groups,
 ) -> None:
     """Whoever directs a run says so, and awaits nothing any more once the run stops."""
     company, averagers = directed
@@ -171,9 +97,7 @@ def test_a_share_that_is_made_after_its_group_was_said_to_have_failed_is_awaited
     assert not company.host.progress.averaging
 
 
-def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_told_before(
-    directed: tuple[Company, Averagers],
-) -> None:
+def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_told_before(directed: Groups) -> None:
     company, averagers = directed
     before = replicas(company)
     company.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
@@ -185,9 +109,7 @@ def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_t
     assert not company.host.progress.averaging
 
 
-def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_nothing(
-    stepped: tuple[Company, Averagers],
-) -> None:
+def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_nothing(stepped: Groups) -> None:
     company, averagers = stepped
     company.carry_out(StepReplica(worker=0, step=1, version=2))
     company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
@@ -200,17 +122,34 @@ def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_noth
     assert company.facts == [ReduceFinished(group=0, at=0.0)]
 
 
+def test_a_host_gives_others_its_own_part_of_a_group_once_that_is_there_and_no_other() -> None:
+    """Another host that asks for more is refused. It may say what it likes."""
+    offer, loop, shelf = Mock(cuts=[0, 8], averaged_at=[0, 8], push_bytes=16, flags_bytes=0), Clockwork(), Shelf()
+    plan, memory, stand_in = MemoryPlan(3, slots=0, areas=4), Mock(offer=offer), cast(Any, loop)
+    host = Averaging(shelf, plan, stand_in, Mock(), Mock(), Mock(), memory, name="a")
+    assert host.look(Partial(7, "a"), 0, 8) == "coming", "it has not heard of the group"
+    for worker in (0, 1):
+        shelf.put(Mean(1000 + worker), ("there", worker), plan.shared)
+        host.connect(worker)
+    host.begin(Group(7, 2, (GroupShare("a", (0, 1), (0, 1), None), GroupShare("b", (2,), (2,), None))))
+    assert [host.look(Partial(7, name), 0, 8) for name in "abx"] == ["coming", "gone", "gone"]
+    for worker in (0, 1):
+        loop.hear(averager(worker), messages.worker.ShareAveraged(7))
+    assert host.look(Partial(7, "a"), 0, 8) == "here"
+    assert host.look(Mean(7), 0, 8) == "coming"
+
+
 # --- averages at a network's pace
 
 
 @pytest.fixture
-def paced() -> tuple[Company, Averagers]:
+def paced() -> Groups:
     """Averages of two take 0.25 s of latencies, and 100 bytes at 100 a second."""
     return three(stepped=True, network=Network(bandwidth=100.0, latency=0.125, message=100))
 
 
 def test_an_average_whose_shares_are_made_sooner_ends_at_the_model_s_time_however_late_the_run_comes_to_it(
-    paced: tuple[Company, Averagers],
+    paced: Groups,
 ) -> None:
     company, averagers = paced
     host, before = company.host, replicas(company)
@@ -229,9 +168,7 @@ def test_an_average_whose_shares_are_made_sooner_ends_at_the_model_s_time_howeve
     assert company.reports.told(GroupAveraged) == [((0, 1), 0.5, 1.75)]
 
 
-def test_an_average_whose_shares_are_made_later_than_its_bytes_have_moved_ends_then(
-    paced: tuple[Company, Averagers],
-) -> None:
+def test_an_average_whose_shares_are_made_later_than_its_bytes_have_moved_ends_then(paced: Groups) -> None:
     company, averagers = paced
     company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
     averagers.average(0)
@@ -242,17 +179,7 @@ def test_an_average_whose_shares_are_made_later_than_its_bytes_have_moved_ends_t
     assert company.facts == [ReduceFinished(group=0, at=2.0)]
 
 
-def test_an_average_begins_once_its_members_steps_are_made(paced: tuple[Company, Averagers]) -> None:
-    company, _ = paced
-    company.carry_out(StepReplica(worker=0, step=1, version=2))
-    company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
-    assert company.host.due() is None
-    company.now = 0.5
-    company.stepped(0, 1)
-    assert company.host.due() == pytest.approx(1.0)
-
-
-def test_a_member_s_death_fails_its_group_when_the_average_would_have_ended(paced: tuple[Company, Averagers]) -> None:
+def test_a_member_s_death_fails_its_group_when_the_average_would_have_ended(paced: Groups) -> None:
     """It had made its share, but its bytes were still on their way."""
     company, averagers = paced
     host, before = company.host, replicas(company)
@@ -270,9 +197,7 @@ def test_a_member_s_death_fails_its_group_when_the_average_would_have_ended(pace
 # --- what scripts change before the first step
 
 
-def test_what_is_adopted_is_every_replica_though_some_were_averaged_before(
-    beginners: tuple[Company, Averagers],
-) -> None:
+def test_what_is_adopted_is_every_replica_though_some_were_averaged_before(beginners: Groups) -> None:
     """One group has averaged, one has made its shares, one makes them, as the first worker comes with its changes."""
     company, averagers = beginners
     host = company.host
@@ -297,7 +222,7 @@ def test_what_is_adopted_is_every_replica_though_some_were_averaged_before(
 
 
 def test_a_place_that_a_beginning_is_written_to_is_nobody_else_s_until_its_worker_has_gone(
-    beginners: tuple[Company, Averagers],
+    beginners: Groups,
 ) -> None:
     """Averages may be ordered meanwhile."""
     company, averagers = beginners
@@ -314,22 +239,6 @@ def adopts(company: Company, worker: int) -> int:
     _, told = company.told[-1]
     assert isinstance(told, messages.worker.AdoptInto)
     return told.slot
-
-
-def test_what_an_averager_is_told_while_it_does_not_read_reaches_it_when_it_does(
-    stepped: tuple[Company, Averagers],
-) -> None:
-    company, averagers = stepped
-    line = company.loop.lines[averager(0)]
-    line.full = True
-    company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
-    assert averagers.told(0) == []
-    line.full = False
-    there_is_room = company.loop.room[line]
-    assert there_is_room is not None
-    there_is_room()
-    assert averagers.average(0) == averagers.average(1)
-    assert company.facts == [ReduceFinished(group=0, at=0.0)]
 
 
 # --- the bound on places

@@ -1,27 +1,26 @@
-"""Versions of the store: what they are made of, and that a commit never waits for a worker."""
+"""Versions of the store: what they are made of and on which cores, and that a commit never waits for a worker."""
 
 from __future__ import annotations
 
+import os
 import random
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from paceline.core.items import Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate, Release, StartPull, StartPush
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
-from paceline.host.events import VersionCommitted, VersionNotFinite
+from paceline.host.events import ProcessLost, VersionCommitted, VersionNotFinite
 from paceline.host.memory_plan import BESIDE_READERS, CLAIMS
+from paceline.host.shards.range_maker import MOST_THREADS
+from paceline.host.worker_state import WorkerState, idle_cores
 from paceline.ipc import messages
 from support.companies import Company, company
+from support.run_state import OFFER
 from support.seeds import each_seed
-
-
-def finish(company: Company, worker: int, step: int) -> None:
-    """The worker's step is computed and pushed."""
-    company.computed(worker, step)
-    company.carry_out(StartPush(worker=worker, step=step))
 
 
 def test_a_version_is_made_with_the_hyperparameters_of_the_lowest_worker_s_very_step() -> None:
@@ -50,35 +49,18 @@ def test_an_update_is_multiplied_by_what_was_ordered_for_its_push_and_by_its_wei
 def test_one_version_is_made_at_a_time_in_the_order_of_the_orders() -> None:
     one = company(1)
     for step in (0, 1):
-        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
-        finish(one, 0, step)
-        one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
+        one.pushes(0, step)
+        one.orders(step + 1, (0, step))
     assert [commit.version for commit in one.commits()] == [1]
     one.make()
     assert [(commit.version, commit.source, commit.target) for commit in one.commits()] == [(1, 0, 1), (2, 1, 0)]
 
 
-def test_a_version_waits_between_two_others_while_a_range_moves() -> None:
-    one, rests = company(1), Mock(return_value=False)
-    one.host.commits._rests = rests
-    for step in (0, 1):
-        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
-        finish(one, 0, step)
-        one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
-    rests.return_value = True
-    one.make()
-    assert [commit.version for commit in one.commits()] == [1]
-    rests.return_value = False
-    one.host.commits.go_on()
-    assert [commit.version for commit in one.commits()] == [1, 2]
-
-
 def test_a_range_may_move_once_a_version_is_made_and_all_hosts_have_what_training_begins_with() -> None:
     """Until then a script may change the first version for all."""
     one = company(1)
-    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    finish(one, 0, 0)
-    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.pushes(0, 0)
+    one.orders(1, (0, 0))
     assert not one.host.may_move
     one.host.lends_beginning("b")
     one.make()
@@ -95,9 +77,8 @@ def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
     one = company(1)
     one.host.arrivals.begin(["b", "c"])
     for step in (0, 1):
-        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
-        finish(one, 0, step)
-        one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
+        one.pushes(0, step)
+        one.orders(step + 1, (0, step))
     assert one.host.progress.busy_with == "the parameter store is making version 1, and waiting for b, c to make a part"
     one.host.range_made("b", made(1, 1 << 63, ("last", 0)))
     assert one.host.progress.busy_with == "the parameter store is making version 1, and waiting for c to make a part"
@@ -115,18 +96,19 @@ def test_a_version_is_written_once_all_of_it_is_here_also_while_the_only_other_m
     one.host.arrivals.begin(["b"])
     one.host.carrier = carrier = Mock()
     one.host.versions.shards = [Shard("", 0, 1), Shard("b", 1, 2)]
-    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    finish(one, 0, 0)
-    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.pushes(0, 0)
+    one.orders(1, (0, 0))
     one.host.range_made("b", made(1, 0))
     one.said_by_store(made(1, 0))
     one.host.arrivals.leaves("b")
     one.host.record(1, [0], "file", "mean")
     assert [said.waits for said in one.store.sent if isinstance(said, messages.store.Record)] == [True]
     assert messages.store.GoOn("file") not in one.store.sent
-    item, _, there, _ = carrier.fetch.call_args.args
+    item, _, there, lost = carrier.fetch.call_args.args
     there()
     assert (item, one.store.sent[-1]) == (Version(1), messages.store.GoOn("file"))
+    lost("it is not here any more")
+    assert one.reports.of(ProcessLost) == [ProcessLost("version 1 can't come: it is not here any more", host=True)]
 
 
 def test_a_worker_that_comes_while_others_train_shows_the_newest_version_once_all_of_it_is_here() -> None:
@@ -134,9 +116,8 @@ def test_a_worker_that_comes_while_others_train_shows_the_newest_version_once_al
     one.host.arrivals.begin(["b"])
     one.host.here._carrier = carrier = Mock()
     one.host.versions.shards = [Shard("", 0, 1), Shard("b", 1, 2)]
-    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    finish(one, 0, 0)
-    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.pushes(0, 0)
+    one.orders(1, (0, 0))
     one.host.range_made("b", made(1, 0))
     one.said_by_store(made(1, 0))
     one.leave(1)
@@ -161,9 +142,8 @@ def test_where_norms_are_clipped_no_host_makes_its_range_before_all_have_told_th
     one.host.others.tell_host = lambda host, message: told.append((host, message))  # type: ignore[method-assign]
     one.host.arrivals.begin(["b", "c"])
     one.host.commits.clips_norms = True
-    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    finish(one, 0, 0)
-    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.pushes(0, 0)
+    one.orders(1, (0, 0))
     (taken,) = (said for said in one.store.sent if isinstance(said, messages.store.TakeNorms))
     assert (taken.version, taken.target, taken.pushed) == (1, 1, [(0, 1.0)])
     assert [(host, order.exchanges) for host, order in told if isinstance(order, host_messages.MakeRange)] == [
@@ -193,18 +173,16 @@ def test_where_norms_are_clipped_no_host_makes_its_range_before_all_have_told_th
 def test_one_host_takes_norms_as_it_makes_a_version() -> None:
     one = company(1)
     one.host.commits.clips_norms = True
-    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    finish(one, 0, 0)
-    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.pushes(0, 0)
+    one.orders(1, (0, 0))
     assert [(commit.version, commit.norms) for commit in one.commits()] == [(1, None)]
 
 
 def test_a_range_that_was_not_to_be_made_is_none() -> None:
     one = company(1)
     one.host.arrivals.begin(["b"])
-    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    finish(one, 0, 0)
-    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.pushes(0, 0)
+    one.orders(1, (0, 0))
     assert not one.host.range_made("b", made(2, 0))
     assert not one.host.range_made("c", made(1, 0))
     assert one.host.range_made("b", made(1, 0))
@@ -214,9 +192,8 @@ def test_a_range_that_was_not_to_be_made_is_none() -> None:
 def test_a_range_that_is_made_as_another_host_is_lost_comes_too_late_and_is_none_of_its_makers_faults() -> None:
     one = company(1)
     one.host.arrivals.begin(["b", "c"])
-    one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
-    finish(one, 0, 0)
-    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    one.pushes(0, 0)
+    one.orders(1, (0, 0))
     one.host.loses("host c is lost")
     assert one.host.range_made("b", made(1, 0))
     assert one.host.newest == 0
@@ -228,22 +205,10 @@ def test_a_version_that_is_not_finite_is_the_one_that_the_next_is_made_from_thou
 
     one.reports.on_divergence = lambda: one.host.left(0, died=False)
     for step in (0, 1):
-        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
-        finish(one, 0, step)
-        one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
+        one.pushes(0, step)
+        one.orders(step + 1, (0, step))
     one.said_by_store(messages.store.Committed(1, 0.0, 0, ("weight", 0)))
     assert [(commit.version, commit.source) for commit in one.commits()] == [(1, 0), (2, 1)]
-
-
-def test_a_worker_that_is_released_on_a_version_that_is_being_made_computes_once_it_is_whole() -> None:
-    one = company(1)
-    one.carry_out(Release(worker=0, step=0, version=0))
-    finish(one, 0, 0)
-    one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
-    one.carry_out(Release(worker=0, step=1, version=1))
-    assert (len(one.told), one.reports.waits[0]) == (1, "version 1")
-    one.make()
-    assert (one.told[-1], one.reports.waits[0]) == ((0, messages.worker.Compute(1, 1, 1, 0, [])), None)
 
 
 def test_an_eager_release_names_all_that_the_worker_pushed_and_that_its_version_lacks() -> None:
@@ -276,7 +241,8 @@ def test_a_step_waits_while_the_store_needs_all_of_its_worker_s_places() -> None
     for step in (0, 1, 2):
         one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
         if step < 2:
-            finish(one, 0, step)
+            one.computed(0, step)
+            one.carry_out(StartPush(worker=0, step=step))
     assert [said.step for _, said in one.told if isinstance(said, messages.worker.Compute)] == [0, 1]
     assert one.host.updates(0).in_the_way == (0, 1)
     assert one.host.updates(0).full
@@ -298,27 +264,17 @@ def test_what_is_adopted_is_the_first_version_and_what_it_was_is_kept_for_those_
     _, said = two.told[-1]
     assert isinstance(said, messages.worker.Compute)
     assert (said.slot, two.host.shelf.free(two.host.plan.shared)) == (told.slot, 2)
-    finish(two, 1, 0)
+    two.computed(1, 0)
+    two.carry_out(StartPush(worker=1, step=0))
     assert two.host.shelf.free(two.host.plan.shared) == 0
-
-
-def test_a_worker_that_dies_needs_nothing_any_more() -> None:
-    two = company(2)
-    for worker in (0, 1):
-        two.carry_out(Release(worker=worker, step=0, version=0))
-    two.crew.hear(1, messages.worker.SnapshotWanted(hold=False))
-    two.leave(1)
-    two.carry_out(Release(worker=1, step=1, version=0))
-    assert two.claims_of(1) == []
 
 
 def test_a_commit_waits_for_the_disk_when_more_versions_are_on_their_way_there_than_there_are_places_for() -> None:
     one, made = company(1, unapplied=100), 0
     places = CLAIMS + BESIDE_READERS
     for step in range(2 * places):
-        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
-        finish(one, 0, step)
-        one.carry_out(ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)))
+        one.pushes(0, step)
+        one.orders(step + 1, (0, step))
     while one.commits()[-1].version > made:
         made = one.make()
         one.host.record(made, [], "", "mean")
@@ -345,7 +301,8 @@ def test_a_commit_never_waits_for_a_worker_and_never_writes_over_what_anybody_ne
                 all_of_us.carry_out(Release(worker=worker, step=steps[worker], version=newest, parameters=how))  # type: ignore[arg-type]
             case "computed" if worker in computing:
                 computing.discard(worker)
-                finish(all_of_us, worker, steps[worker])
+                all_of_us.computed(worker, steps[worker])
+                all_of_us.carry_out(StartPush(worker=worker, step=steps[worker]))
                 version = len(all_of_us.commits()) + 1
                 all_of_us.carry_out(ApplyUpdate(version=version, contributions=((worker, steps[worker], 1.0),)))
                 steps[worker] += 1
@@ -371,3 +328,71 @@ def test_a_commit_never_waits_for_a_worker_and_never_writes_over_what_anybody_ne
                 writing = None
         for _, item, place in host.shelf.claims():
             assert not isinstance(item, Version) or place is None or contents[place] == item.version
+
+
+# --- the cores that a host's workers leave to what makes versions
+
+ON_GPU = msgspec.structs.replace(OFFER, device="NVIDIA H200")
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has six."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+
+
+@pytest.mark.parametrize(
+    ("seats", "threads", "idle"),
+    [
+        ([], 4, 6),
+        ([WorkerState(0)], 4, 6),
+        ([WorkerState(0, step=1)], 4, 2),
+        ([WorkerState(0, step=1, accelerator=True)], 4, 5),
+        ([WorkerState(0, accelerator=True)], 4, 6),
+        ([WorkerState(0, step=0, accelerator=True), WorkerState(1, step=2), WorkerState(2)], 4, 1),
+        ([WorkerState(0, step=0), WorkerState(1, step=0)], 4, -2),
+    ],
+)
+@pytest.mark.usefixtures("cores")
+def test_a_worker_that_computes_keeps_its_threads_cores_busy_and_one_core_if_it_computes_on_a_gpu(
+    seats: list[WorkerState], threads: int, idle: int
+) -> None:
+    assert idle_cores(seats, threads) == idle
+
+
+def threads_of_a_version(one: Company) -> int:
+    """Worker 0 has finished a step, which goes into the next version as the others compute theirs."""
+    for worker in range(3):
+        one.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
+    one.computed(0, 0)
+    one.carry_out(StartPush(worker=0, step=0))
+    one.orders(1, (0, 0))
+    return one.commits()[-1].threads
+
+
+@pytest.mark.parametrize(("offer", "threads"), [(OFFER, 2), (ON_GPU, 4)])
+@pytest.mark.usefixtures("cores")
+def test_a_version_is_made_on_the_cores_that_no_worker_keeps_busy(offer: messages.worker.Offered, threads: int) -> None:
+    assert threads_of_a_version(company(3, threads=2, offer=offer)) == threads
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_worker_that_has_died_says_anew_what_it_computes_on() -> None:
+    one = company(3, threads=2, offer=ON_GPU)
+    one.leave(1)
+    one.returns(1)
+    one.crew.hear(1, OFFER)
+    one.host.admit(1, 0, 0.0)
+    one.host.join(1, [])
+    assert threads_of_a_version(one) == 3
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (2, 2), (6, 6), (64, MOST_THREADS)])
+def test_a_version_is_made_by_as_many_threads_as_cores_are_idle_up_to_what_memory_feeds(
+    cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    one = company(1)
+    one.pushes(0, 0)
+    one.orders(1, (0, 0))
+    assert one.commits()[-1].threads == threads

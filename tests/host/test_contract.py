@@ -19,9 +19,7 @@ from paceline.core.facts import (
     ReplicaCopied,
     UpdateArrived,
 )
-from paceline.core.items import Version
 from paceline.core.orders import (
-    AdjustTraining,
     ApplyUpdate,
     CopyReplica,
     DropUpdate,
@@ -55,7 +53,6 @@ from support.companies import (
     ADDER,
     OTHER,
     PROCESS,
-    STORE,
     Averagers,
     Company,
     averager,
@@ -63,10 +60,13 @@ from support.companies import (
     elsewhere,
     idle_company,
 )
+from support.processes import descriptors
 from support.run_state import OFFER
 
-HOSTS: dict[str, Callable[..., Company]] = {"local": company, "several": elsewhere}
-"""By name: makes a host whose workers train."""
+Makes = Callable[..., Company]
+"""Makes a host whose workers train."""
+HOSTS: dict[str, Makes] = {"local": company, "several": elsewhere}
+"""By name."""
 
 
 @pytest.fixture(params=HOSTS)
@@ -76,19 +76,13 @@ def hosts(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def training(hosts: str) -> Callable[..., Company]:
+def training(hosts: str) -> Makes:
     def made(workers: int = 3, protocol: str = "asp", **given: Any) -> Company:
         if hosts == "several" and registry()[protocol].versions != "stored":
             pytest.skip("only protocols with a store run on several hosts")
         return HOSTS[hosts](workers, protocol, **given)
 
     return made
-
-
-@pytest.fixture
-def here() -> Callable[..., Company]:
-    """For what only workers of the coordinator's own host do. `TestSeveral` has what the others are told."""
-    return company
 
 
 Action = Callable[[Company], object]
@@ -153,7 +147,7 @@ REPLICATED: list[Action] = [
 class TestOrders:
     """Orders are carried out in order, and what comes of them is told once."""
 
-    def test_a_step_s_orders_end_in_facts_and_a_version(self, training: Callable[..., Company]) -> None:
+    def test_a_step_s_orders_end_in_facts_and_a_version(self, training: Makes) -> None:
         one = training(1)
         one.carry_out(Release(worker=0, step=0, version=0))
         assert [event for event in one.reports.events if not isinstance(event, FetchTimes | VersionBrought)] == [
@@ -164,7 +158,7 @@ class TestOrders:
         assert one.host.updates(0).coming == (0,)
         one.carry_out(StartPush(worker=0, step=0))
         assert (one.facts[1:], one.host.updates(0).coming) == ([UpdateArrived(worker=0, step=0, at=0.0)], ())
-        one.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+        one.orders(1, (0, 0))
         one.carry_out(Release(worker=0, step=1, version=1))
         assert (one.host.progress.idle, one.host.progress.busy_with) == (
             False,
@@ -180,22 +174,7 @@ class TestOrders:
         assert one.reports.told(VersionWritten) == [(1, "digest", None)]
         assert one.host.progress.idle
 
-    def test_all_that_workers_say_is_told_and_no_descriptor(self, training: Callable[..., Company]) -> None:
-        one = training(1)
-        said: list[messages.Message] = [
-            messages.worker.LeaseWanted(0, 1, ""),
-            messages.worker.SnapshotWanted(hold=False),
-            messages.worker.SnapshotTaken(),
-            messages.worker.StateWanted(),
-            messages.worker.ScriptEnded(),
-        ]
-        for message in said:
-            one.crew.hear(0, message)
-        assert one.reports.told(WorkerSaid) == [(0, message, None) for message in said]
-
-    def test_the_optimizer_s_state_goes_to_the_worker_or_the_run_is_told_why_not(
-        self, training: Callable[..., Company]
-    ) -> None:
+    def test_the_optimizer_s_state_goes_to_the_worker_or_the_run_is_told_why_not(self, training: Makes) -> None:
         one = training(1)
         one.crew.hear(0, messages.worker.StateWanted())
         one.said_by_store(messages.store.StateReady(0, None), "the state")
@@ -204,9 +183,7 @@ class TestOrders:
         one.said_by_store(messages.store.StateReady(0, "it can't be packed"))
         assert one.reports.told(Impossible) == [("it can't be packed",)]
 
-    def test_what_is_recorded_comes_along_wherever_the_worker_is(
-        self, training: Callable[..., Company], tmp_path: Path
-    ) -> None:
+    def test_what_is_recorded_comes_along_wherever_the_worker_is(self, training: Makes, tmp_path: Path) -> None:
         """So a path of this machine is told to no other, and several workers may be told of one version."""
         one, file = training(2), tmp_path / "7.safetensors"
         file.write_text("version 7")
@@ -229,7 +206,6 @@ class TestOrders:
         ("protocol", "strange", "what"),
         [
             ("asp", Release(worker=7, step=0, version=0), "no worker 7"),
-            ("asp", StartPull(worker=7, version=0), "no worker 7"),
             ("asp", StartPush(worker=7, step=0), "no worker 7"),
             ("asp", StartPush(worker=0, step=4), "Update(worker=0, step=4, kind='update') is not here"),
             (
@@ -248,7 +224,7 @@ class TestOrders:
         ],
     )
     def test_an_order_about_what_is_not_here_is_refused_in_one_sentence_and_changes_nothing(
-        self, protocol: str, strange: Order, what: str, training: Callable[..., Company]
+        self, protocol: str, strange: Order, what: str, training: Makes
     ) -> None:
         two = training(2, protocol)
         claims = two.claims()
@@ -258,7 +234,7 @@ class TestOrders:
         assert (two.reports.events, two.told, two.claims()) == ([], [], claims)
 
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
-    def test_what_is_said_twice_is_told_once(self, protocol: str, training: Callable[..., Company]) -> None:
+    def test_what_is_said_twice_is_told_once(self, protocol: str, training: Makes) -> None:
         two = training(2, protocol)
         for action in SERVED[:1] if protocol == "asp" else REPLICATED[:5]:
             action(two)
@@ -270,25 +246,23 @@ class TestOrders:
             two.host.tell(ReduceFailed(group=0, lost=(1,), at=0.0))
         assert len(two.facts) == 1
 
-    def test_it_is_told_what_a_worker_waits_for_until_it_computes(self, training: Callable[..., Company]) -> None:
+    def test_it_is_told_what_a_worker_waits_for_until_it_computes(self, training: Makes) -> None:
         one = training(1, unapplied=1)
-        one.carry_out(Release(worker=0, step=0, version=0))
-        one.computed(0, 0)
-        one.carry_out(StartPush(worker=0, step=0))
+        one.pushes(0, 0)
         one.carry_out(Release(worker=0, step=1, version=0))
         assert one.reports.waits[0] == "a place"
         one.apply(1, (0, 0))
         assert one.reports.waits[0] is None
         one.computed(0, 1)
         one.carry_out(StartPush(worker=0, step=1))
-        one.carry_out(ApplyUpdate(version=2, contributions=((0, 1, 1.0),)))
+        one.orders(2, (0, 1))
         one.carry_out(Release(worker=0, step=2, version=2))
         assert one.reports.waits[0] == "version 2"
         one.make()
         assert one.reports.waits[0] is None
         assert [step.step for _, step in one.told if isinstance(step, messages.worker.Compute)] == [0, 1, 2]
 
-    def test_a_declined_step_needs_no_place(self, training: Callable[..., Company]) -> None:
+    def test_a_declined_step_needs_no_place(self, training: Makes) -> None:
         """Its worker may be released again, under a protocol that was switched to."""
         one = training(1, unapplied=1)
         for step in range(2):
@@ -296,13 +270,9 @@ class TestOrders:
             one.crew.hear(0, messages.worker.Declined())
         assert len(one.told) == 2
 
-    def test_a_worker_may_be_released_once_more_on_the_version_that_it_holds(
-        self, training: Callable[..., Company]
-    ) -> None:
+    def test_a_worker_may_be_released_once_more_on_the_version_that_it_holds(self, training: Makes) -> None:
         two = training(2, unapplied=3)
-        two.carry_out(Release(worker=0, step=0, version=0))
-        two.computed(0, 0)
-        two.carry_out(StartPush(worker=0, step=0))
+        two.pushes(0, 0)
         two.apply(1, (0, 0))
         for step, parameters in ((1, "pull"), (2, "held"), (3, "held")):
             two.carry_out(Release(worker=0, step=step, version=1, parameters=parameters))  # type: ignore[arg-type]
@@ -319,7 +289,7 @@ class TestLeaving:
     @pytest.mark.parametrize("point", range(len(SERVED) + 1))
     @pytest.mark.parametrize("died", [True, False])
     def test_a_served_worker_that_goes_at_any_point_leaves_no_claim(
-        self, point: int, died: bool, training: Callable[..., Company]
+        self, point: int, died: bool, training: Makes
     ) -> None:
         two = training(2)
         for action in SERVED[:point]:
@@ -344,10 +314,11 @@ class TestLeaving:
 
     @pytest.mark.parametrize("point", range(len(REPLICATED) + 1))
     def test_a_worker_with_a_replica_that_goes_at_any_point_leaves_its_replica_only(
-        self, point: int, here: Callable[..., Company]
+        self,
+        point: int,
     ) -> None:
         """A mean that is recorded later may have it."""
-        three = here(3, "ad-psgd")
+        three = company(3, "ad-psgd")
         for action in REPLICATED[:point]:
             action(three)
         three.leave(1)
@@ -363,7 +334,7 @@ class TestLeaving:
         assert three.host.progress.settled
         assert not three.host.progress.averaging
 
-    def test_what_a_worker_was_to_write_for_all_is_void_when_it_goes(self, training: Callable[..., Company]) -> None:
+    def test_what_a_worker_was_to_write_for_all_is_void_when_it_goes(self, training: Makes) -> None:
         two = training(2)
         two.host.adopt(1)
         two.leave(1)
@@ -372,22 +343,31 @@ class TestLeaving:
         assert [type(said).__name__ for _, said in two.told] == ["AdoptInto", "AdoptInto"]
 
 
-ENDS: dict[str, Action] = {
-    "it dies": lambda company: company.loop.ends[PROCESS](),
-    "it can't be understood": lambda company: company.said_by_store(MessageUnreadable("no message")),
-    "it fails": lambda company: company.said_by_store(messages.store.StoreFailed("no room")),
-    "it says that it made what it was not told to": made(9),
-    "it says that it wrote what it was not told to": lambda c: c.said_by_store(messages.store.VersionRecorded(9, "")),
-    "it comes a second time": lambda c: c.said_by_store(messages.store.StoreReady(PROCESS + 1, "")),
+ENDS: dict[str, tuple[Action, str]] = {
+    "it dies": (
+        lambda company: company.loop.ends[PROCESS](),
+        "the parameter store's process died; the files in versions/ are whole",
+    ),
+    "it can't be understood": (
+        lambda company: company.said_by_store(MessageUnreadable("no message")),
+        "the parameter store sent a message that can't be read (no message)",
+    ),
+    "it fails": (
+        lambda company: company.said_by_store(messages.store.StoreFailed("no room")),
+        "the parameter store failed: no room",
+    ),
+    "it says that it made what it was not told to": (made(9), "the parameter store sent Committed out of turn"),
+    "it says that it wrote what it was not told to": (
+        lambda company: company.said_by_store(messages.store.VersionRecorded(9, "")),
+        "the parameter store sent VersionRecorded out of turn",
+    ),
+    "it comes a second time": (
+        lambda company: company.said_by_store(messages.store.StoreReady(PROCESS + 1, "")),
+        "the parameter store sent StoreReady out of turn",
+    ),
 }
-LINES = {
-    "it dies": "the parameter store's process died; the files in versions/ are whole",
-    "it can't be understood": "the parameter store sent a message that can't be read (no message)",
-    "it fails": "the parameter store failed: no room",
-    "it says that it made what it was not told to": "the parameter store sent Committed out of turn",
-    "it says that it wrote what it was not told to": "the parameter store sent VersionRecorded out of turn",
-    "it comes a second time": "the parameter store sent StoreReady out of turn",
-}
+"""By what becomes of the store process: how that shows, and what is told."""
+DIES, _ = ENDS["it dies"]
 
 
 class TestArithmetic:
@@ -396,36 +376,38 @@ class TestArithmetic:
     @pytest.mark.parametrize("end", ENDS)
     @pytest.mark.parametrize("point", range(len(SERVED) + 1))
     def test_its_loss_is_told_once_and_every_order_after_it_is_harmless(
-        self, point: int, end: str, training: Callable[..., Company]
+        self, point: int, end: str, training: Makes
     ) -> None:
         two = training(2)
         for action in SERVED[:point]:
             action(two)
-        ENDS[end](two)
-        assert two.reports.of(ProcessLost) == [ProcessLost(LINES[end])]
-        ENDS["it dies"](two)
+        shows, line = ENDS[end]
+        shows(two)
+        assert two.reports.of(ProcessLost) == [ProcessLost(line)]
+        DIES(two)
         sent = list(two.store.sent)
         for action in SERVED[point:]:
             if action is not SERVED[7]:  # the version is made by no one
                 action(two)
         two.host.record(int(point > 7), [0], "file", "mean")
-        assert two.reports.of(ProcessLost) == [ProcessLost(LINES[end])]
+        assert two.reports.of(ProcessLost) == [ProcessLost(line)]
         assert two.host.progress.lost
         assert two.host.progress.idle
         assert two.store.sent == sent
 
-    def test_its_loss_while_it_writes_keeps_nothing(self, training: Callable[..., Company]) -> None:
+    def test_its_loss_while_it_writes_keeps_nothing(self, training: Makes) -> None:
         one = training(1)
         one.host.record(0, [0], "file", "mean")
-        ENDS["it dies"](one)
+        DIES(one)
         assert one.claims() == [("newest version",)]
 
     @pytest.mark.parametrize("steps_first", [True, False])
     def test_a_mean_has_no_replica_whose_process_ended_in_a_step(
-        self, steps_first: bool, here: Callable[..., Company]
+        self,
+        steps_first: bool,
     ) -> None:
         """The step may have left half of it behind."""
-        two = here(2, "ad-psgd")
+        two = company(2, "ad-psgd")
         for worker in (0, 1):
             two.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
             two.computed(worker, 0)
@@ -448,7 +430,7 @@ class TestArithmetic:
             two.host.record(1, [0], "file", "mean")
             assert isinstance(two.store.sent[-1], messages.store.RecordMean)
 
-    def test_what_a_worker_packs_for_a_snapshot_is_written(self, training: Callable[..., Company]) -> None:
+    def test_what_a_worker_packs_for_a_snapshot_is_written(self, training: Makes) -> None:
         two = training(2)
         two.host.keep(5, "folder", 0, [0, 1])
         for worker in (1, 0):
@@ -459,9 +441,7 @@ class TestArithmetic:
         assert two.store.packed == ["what worker 1 keeps", "what worker 0 keeps"]
         assert [worker for worker, *_ in two.reports.told(WorkerSaid)] == [1, 0]
 
-    def test_what_a_worker_has_changed_the_first_version_to_is_that_version(
-        self, training: Callable[..., Company]
-    ) -> None:
+    def test_what_a_worker_has_changed_the_first_version_to_is_that_version(self, training: Makes) -> None:
         two = training(2)
         two.host.adopt(1)
         ((_, told),) = two.told
@@ -474,12 +454,12 @@ class TestArithmetic:
         assert begun.slot == told.slot
         two.computed(0, 0)
         two.carry_out(StartPush(worker=0, step=0, scale=1.0))
-        two.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+        two.orders(1, (0, 0))
         assert two.commits()[0].source == told.slot
         assert two.claims_of(1) == []
 
-    def test_a_mean_has_no_replica_that_a_joiner_has_yet_to_put_there(self, here: Callable[..., Company]) -> None:
-        one = here(1, "ad-psgd")
+    def test_a_mean_has_no_replica_that_a_joiner_has_yet_to_put_there(self) -> None:
+        one = company(1, "ad-psgd")
         one.leave(0)
         one.host.returns(0)
         one.crew.hear(0, OFFER)
@@ -517,27 +497,6 @@ class TestArithmetic:
         made(1)(one)
         assert one.reports.of(ProcessLost) == [ProcessLost("the parameter store sent Committed out of turn")]
 
-    @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
-    def test_whatever_is_asked_after_the_end_is_harmless(self, protocol: str, training: Callable[..., Company]) -> None:
-        two = training(3, protocol)
-        two.end()
-        for action in SERVED[:7] if protocol == "asp" else REPLICATED:
-            action(two)
-        for given in (
-            AdjustTraining(worker=0, learning_rate_scale=2.0),
-            DropUpdate(worker=0, step=9, samples="missed"),
-        ):
-            two.carry_out(given)
-        two.host.record(0, [0, 1], "file", "mean")
-        two.host.adopt(0)
-        two.host.prepare(two.forker)
-        assert (two.host.next(1.0), two.host.due()) == (None, None)
-        two.leave(0)
-        two.leave(1)
-        two.end()
-        assert two.reports.told(ProcessLost) == []
-        assert not two.loop.watches(two.loop.lines[STORE])
-
 
 def gathered(three: Company) -> Averagers:
     """All own replicas that differ."""
@@ -559,10 +518,12 @@ class TestAverages:
     @pytest.mark.parametrize("shares", [[], [0], [1], [0, 1], [0, 1, 2]])
     @pytest.mark.parametrize("before", [True, False])
     def test_a_member_that_dies_fails_its_group_once_unless_all_shares_were_made(
-        self, shares: list[int], before: bool, here: Callable[..., Company]
+        self,
+        shares: list[int],
+        before: bool,
     ) -> None:
         """`before`: it dies before the group is told to average, as a member still has a step to make."""
-        three = here(3, "ad-psgd")
+        three = company(3, "ad-psgd")
         averagers = gathered(three)
         if before:
             three.carry_out(StepReplica(worker=0, step=1, version=2))
@@ -585,10 +546,8 @@ class TestAverages:
         assert (means(three), three.host.progress.averages) == ([], int(whole))
         assert not three.host.progress.averaging
 
-    def test_disjoint_groups_average_at_once_and_one_s_failure_is_not_the_other_s(
-        self, here: Callable[..., Company]
-    ) -> None:
-        four = here(4, "ad-psgd")
+    def test_disjoint_groups_average_at_once_and_one_s_failure_is_not_the_other_s(self) -> None:
+        four = company(4, "ad-psgd")
         averagers = gathered(four)
         for group, members in ((0, (0, 1)), (1, (2, 3))):
             four.carry_out(Reduce(group=group, members=members, what="parameters"))
@@ -601,32 +560,8 @@ class TestAverages:
             four.host.tell(fact)
         assert (means(four), four.host.progress.averages) == ([], 1)
 
-    def test_an_average_of_what_is_replaced_meanwhile_ends_and_changes_nothing(
-        self, here: Callable[..., Company]
-    ) -> None:
-        """A script's changes before the first step are adopted."""
-        two = here(2, "ad-psgd")
-        averagers = Averagers(two)
-        two.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
-        averagers.average(0)
-        two.host.adopt(0)
-        _, told = two.told[-1]
-        assert isinstance(told, messages.worker.AdoptInto)
-        two.crew.hear(0, messages.worker.AdoptionWritten())
-        averagers.average(1)
-        assert two.facts == [ReduceFinished(group=0, at=0.0)]
-        two.host.tell(two.facts[0])
-        assert means(two) == []
-        assert sorted(two.claims()) == [("replica", 0), ("replica", 1), ("what training began with",)]
-        two.carry_out(StepReplica(worker=1, step=0, version=2))
-        _, step = two.told[-1]
-        assert isinstance(step, messages.worker.MakeStep)
-        assert step.source == told.slot
-
-    def test_a_mean_of_gradients_is_kept_until_every_member_was_told_to_step_with_it_or_has_left(
-        self, here: Callable[..., Company]
-    ) -> None:
-        three = here(3, "all-reduce")
+    def test_a_mean_of_gradients_is_kept_until_every_member_was_told_to_step_with_it_or_has_left(self) -> None:
+        three = company(3, "all-reduce")
         averagers = Averagers(three)
         for worker in range(3):
             three.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
@@ -643,10 +578,8 @@ class TestAverages:
         three.leave(2)
         assert means(three) == []
 
-    def test_a_share_that_can_t_be_read_ends_its_worker_and_an_unasked_one_counts_for_nothing(
-        self, here: Callable[..., Company]
-    ) -> None:
-        two = here(2, "ad-psgd")
+    def test_a_share_that_can_t_be_read_ends_its_worker_and_an_unasked_one_counts_for_nothing(self) -> None:
+        two = company(2, "ad-psgd")
         averagers = Averagers(two)
         averagers.says(0, messages.worker.ShareAveraged(5))
         averagers.says(1, MessageUnreadable("no message"))
@@ -744,7 +677,7 @@ REPLICATED_JOIN_AGAIN: list[Move] = [
 GOES = {"the joiner": [1], "the first other": [0], "the second other": [2], "both others": [0, 2], "all": [0, 1, 2]}
 
 
-def without_worker_1(training: Callable[..., Company], protocol: str) -> Company:
+def without_worker_1(training: Makes, protocol: str) -> Company:
     """Three workers train, of which worker 1 has died. Version 1 is being made."""
     three = training(3, protocol)
     for worker in range(3):
@@ -757,7 +690,7 @@ def without_worker_1(training: Callable[..., Company], protocol: str) -> Company
             three.stepped(worker, 0)
     else:
         three.carry_out(StartPush(worker=0, step=0))
-        three.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+        three.orders(1, (0, 0))
     three.leave(1)
     three.carry_out(DropUpdate(worker=1, step=0, samples="return"))
     three.crew.told.clear()
@@ -783,18 +716,13 @@ def alone_comes() -> list[Move]:
     ]
 
 
-def descriptors() -> int:
-    """How many this process has open."""
-    return len(os.listdir("/proc/self/fd"))
-
-
 class TestJoins:
     """A worker that joins waits for nobody but those that hand over to it, between two of their steps."""
 
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
     @pytest.mark.parametrize("point", range(len(COMES) + 1))
     def test_one_that_goes_before_it_joins_leaves_no_claim_and_nothing_open_and_may_come_again(
-        self, point: int, protocol: str, training: Callable[..., Company]
+        self, point: int, protocol: str, training: Makes
     ) -> None:
         three = without_worker_1(training, protocol)
         before, claims = descriptors(), sorted(three.claims())
@@ -809,7 +737,7 @@ class TestJoins:
     @pytest.mark.parametrize("who", GOES)
     @pytest.mark.parametrize("point", range(len(SERVED_JOIN) + 1))
     def test_whoever_goes_at_any_point_leaves_no_claim_and_nothing_open_and_a_joiner_takes_up_once(
-        self, point: int, who: str, training: Callable[..., Company]
+        self, point: int, who: str, training: Makes
     ) -> None:
         three, gone = without_worker_1(training, "asp"), GOES[who]
         before = descriptors()
@@ -832,10 +760,12 @@ class TestJoins:
     @pytest.mark.parametrize("who", GOES)
     @pytest.mark.parametrize("point", range(len(REPLICATED_JOIN) + 1))
     def test_whoever_goes_as_a_replica_is_copied_leaves_its_replica_only_and_a_joiner_takes_up_once(
-        self, point: int, who: str, here: Callable[..., Company]
+        self,
+        point: int,
+        who: str,
     ) -> None:
         """If the source dies before it has all made, there is no copy. The machine orders another one."""
-        three, gone = without_worker_1(here, "ad-psgd"), GOES[who]
+        three, gone = without_worker_1(company, "ad-psgd"), GOES[who]
         before = descriptors()
         make(three, [*COMES, *REPLICATED_JOIN[:point]])
         for worker in gone:
@@ -857,30 +787,10 @@ class TestJoins:
             assert len(copied) == 1 - (2 in gone and COPIED not in three.facts)
             assert three.crew.handed == [(1, packed) for packed in copied]
 
-    @pytest.mark.parametrize("goes", [True, False])
-    @pytest.mark.parametrize("packs_first", [True, False])
-    def test_a_replica_is_copied_once_its_steps_are_made_and_the_rest_is_packed_and_for_one_that_has_gone_it_is_not(
-        self, packs_first: bool, goes: bool, here: Callable[..., Company]
-    ) -> None:
-        three = without_worker_1(here, "ad-psgd")
-        make(three, [*COMES, *REPLICATED_JOIN[:3]])
-        steps = (0, lambda company: company.stepped(0, 1))
-        first, second = (hands(0), steps) if packs_first else (steps, hands(0))
-        make(three, [first])
-        assert three.facts == []
-        if goes:
-            three.leave(1)
-        make(three, [second])
-        assert three.facts == ([] if goes else [COPIED])
-
-    def test_a_version_that_the_process_before_waited_for_is_not_its_next_one_s(
-        self, training: Callable[..., Company]
-    ) -> None:
+    def test_a_version_that_the_process_before_waited_for_is_not_its_next_one_s(self, training: Makes) -> None:
         two = training(2)
-        two.carry_out(Release(worker=0, step=0, version=0))
-        two.computed(0, 0)
-        two.carry_out(StartPush(worker=0, step=0))
-        two.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+        two.pushes(0, 0)
+        two.orders(1, (0, 0))
         two.carry_out(Release(worker=1, step=0, version=1))
         two.leave(1)
         make(two, [*COMES, joins(0)])
@@ -889,9 +799,7 @@ class TestJoins:
         taken = [fact for fact in two.facts if isinstance(fact, ParametersTaken) and fact.worker == 1]
         assert [fact.version for fact in taken] == [1]
 
-    def test_the_next_process_of_another_that_died_is_not_asked_to_hand_over(
-        self, training: Callable[..., Company]
-    ) -> None:
+    def test_the_next_process_of_another_that_died_is_not_asked_to_hand_over(self, training: Makes) -> None:
         """It is on its way, and has nothing, though the machine was not told of that death yet."""
         three = without_worker_1(training, "asp")
         three.leave(0)
@@ -901,7 +809,7 @@ class TestJoins:
         assert three.crew.handed == [(1, "worker 2's")]
 
     def test_a_version_has_the_hyperparameters_of_the_contributor_that_has_served_longest(
-        self, training: Callable[..., Company]
+        self, training: Makes
     ) -> None:
         """Who has served is counted as workers join: updates of a worker that left may be applied after its return."""
         two = training(2)
@@ -924,10 +832,11 @@ class TestJoins:
 
     @pytest.mark.parametrize("alone", [True, False])
     def test_a_copy_of_which_the_machine_is_not_told_has_no_effect(
-        self, alone: bool, here: Callable[..., Company]
+        self,
+        alone: bool,
     ) -> None:
         """In a replay the source dies when it is said to, and may have given its replica before."""
-        three = without_worker_1(here, "ad-psgd")
+        three = without_worker_1(company, "ad-psgd")
         before = descriptors()
         make(three, [*COMES, joins(0, 2), ordered(CopyReplica(source=0, worker=1)), hands(0)])
         three.leave(0)
@@ -942,10 +851,11 @@ class TestJoins:
 
     @pytest.mark.parametrize("source", ["dies before it has packed", "dies, and the copy is not told of", "lives"])
     def test_a_worker_that_has_a_replica_keeps_it_until_the_copy_of_another_one_is_there(
-        self, source: str, here: Callable[..., Company]
+        self,
+        source: str,
     ) -> None:
         """It has resumed. If the source dies, it goes on from its own, though a replay may have made the copy."""
-        two = here(2, "ad-psgd")
+        two = company(2, "ad-psgd")
         for worker in range(2):
             two.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
             two.computed(worker, 0)
@@ -968,9 +878,10 @@ class TestJoins:
 
     @pytest.mark.parametrize("packs", [True, False])
     def test_a_source_that_has_finished_gives_its_replica_and_what_its_script_keeps_if_that_comes_before_its_end(
-        self, packs: bool, here: Callable[..., Company]
+        self,
+        packs: bool,
     ) -> None:
-        three = without_worker_1(here, "ad-psgd")
+        three = without_worker_1(company, "ad-psgd")
         three.host.left(0, died=False)
         make(three, [*COMES, joins(0, 2), ordered(CopyReplica(source=0, worker=1))])
         make(three, [hands(0)] * packs)
@@ -980,7 +891,7 @@ class TestJoins:
 
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
     def test_what_is_packed_for_a_joiner_that_died_since_is_not_for_its_next_process(
-        self, protocol: str, training: Callable[..., Company]
+        self, protocol: str, training: Makes
     ) -> None:
         """Nor does it count twice, as a worker packs for both once it waits for a release."""
         three = without_worker_1(training, protocol)
@@ -995,11 +906,9 @@ class TestJoins:
         assert three.crew.handed == [(1, "worker 0's")]
         assert descriptors() == before
 
-    def test_what_joins_or_is_copied_may_be_told_when_the_joiner_has_gone_again(
-        self, here: Callable[..., Company]
-    ) -> None:
+    def test_what_joins_or_is_copied_may_be_told_when_the_joiner_has_gone_again(self) -> None:
         """The machine is told what happened, in order, though other things have happened since."""
-        three = without_worker_1(here, "ad-psgd")
+        three = without_worker_1(company, "ad-psgd")
         before = descriptors()
         make(three, COMES)
         three.leave(1)
@@ -1010,14 +919,10 @@ class TestJoins:
         assert three.claims_of(1) == [("replica", 1)]
         assert [worker for worker, message in three.told if isinstance(message, messages.worker.HandOver)] == []
 
-    def test_a_worker_hands_over_after_the_release_that_was_ordered_before(
-        self, training: Callable[..., Company]
-    ) -> None:
+    def test_a_worker_hands_over_after_the_release_that_was_ordered_before(self, training: Makes) -> None:
         two = training(2)
-        two.carry_out(Release(worker=0, step=0, version=0))
-        two.computed(0, 0)
-        two.carry_out(StartPush(worker=0, step=0))
-        two.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+        two.pushes(0, 0)
+        two.orders(1, (0, 0))
         two.carry_out(Release(worker=0, step=1, version=1))
         two.crew.told.clear()
         two.host.join(1, [0])
@@ -1025,24 +930,8 @@ class TestJoins:
         two.make()
         assert [type(said).__name__ for _, said in two.told] == ["Compute", "HandOver"]
 
-    def test_all_others_are_asked_to_hand_over_and_if_they_all_go_nobody_does(
-        self, training: Callable[..., Company]
-    ) -> None:
-        three = training(3)
-        three.host.join(1, [0, 2])
-        three.leave(0)
-        three.leave(2)
-        assert [(worker, type(said).__name__) for worker, said in three.told] == [
-            (0, "HandOver"),
-            (2, "HandOver"),
-            (1, "TakeUp"),
-        ]
-        assert three.reports.told(HandedOver) == [(1, None)]
-
-    def test_whose_replica_is_gone_a_joiner_begins_as_training_began_until_a_mean_is_recorded(
-        self, here: Callable[..., Company]
-    ) -> None:
-        one = here(1, "ad-psgd")
+    def test_whose_replica_is_gone_a_joiner_begins_as_training_began_until_a_mean_is_recorded(self) -> None:
+        one = company(1, "ad-psgd")
         one.leave(0)
         for _ in range(2):
             make(one, alone_comes())
@@ -1057,9 +946,10 @@ class TestJoins:
 
     @pytest.mark.parametrize("returns", [True, False])
     def test_a_joiner_that_is_to_begin_with_a_mean_which_is_being_written_waits_for_that_unless_it_dies(
-        self, returns: bool, here: Callable[..., Company]
+        self,
+        returns: bool,
     ) -> None:
-        one = here(1, "ad-psgd")
+        one = company(1, "ad-psgd")
         one.host.record(3, [0], "file", "mean")
         one.leave(0)
         make(one, alone_comes())
@@ -1084,9 +974,7 @@ class TestSeveral:
     def test_a_worker_that_has_left_sees_what_it_looks_at_once_that_is_there(self, hold: bool) -> None:
         """Its script waits for that, wherever it is as the run is stopped."""
         two = elsewhere(2)
-        two.carry_out(Release(worker=0, step=0, version=0))
-        two.computed(0, 0)
-        two.carry_out(StartPush(worker=0, step=0))
+        two.pushes(0, 0)
         two.apply(1, (0, 0))
         two.between.slow = True
         two.crew.told.clear()
@@ -1126,24 +1014,6 @@ class TestSeveral:
         two.apply(1, (two.forker, 0))
         assert two.told == []
         assert two.agent._host.shelf.free([0]) == 0
-
-    def test_a_version_that_was_on_its_way_to_a_worker_that_left_is_brought_anew_for_another_one(self) -> None:
-        """The worker that left claims it until its process ends, and its bytes may not be there."""
-        three = elsewhere(3)
-        three.carry_out(Release(worker=2, step=0, version=0))
-        three.computed(2, 0)
-        three.carry_out(StartPush(worker=2, step=0))
-        three.apply(1, (2, 0))
-        three.head.others.items.view(Version(1)).memory[:8] = b"contents"
-        three.between.slow = True
-        three.crew.told.clear()
-        three.carry_out(Release(worker=0, step=0, version=1))
-        three.host.left(0, died=True)
-        three.carry_out(Release(worker=1, step=0, version=1))
-        assert three.told == []
-        three.between.arrives()
-        assert [(worker, type(said).__name__) for worker, said in three.told] == [(1, "Compute")]
-        assert three.agent._host.items.view(Version(1)).memory[:8] == b"contents"
 
     def test_updates_that_are_added_up_arrive_where_a_scenario_says_how_fast_groups_average(self) -> None:
         """Beside tables of hosts, `[network]` may have `within_nodes`. It paces no push."""

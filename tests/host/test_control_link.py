@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import time
@@ -14,10 +13,10 @@ import pytest
 from paceline.ipc.loop import Alarm, Loop
 from paceline.net import control, tcp
 from paceline.net.control import ANOTHER_RUN, HostEnd
-from paceline.net.handshake import Handshake, dials
 from paceline.net.link import AT_ONCE, PURPOSE, HeadLink, HostLink
 from support.clusters import EACH_KEYS, PATIENCE, Cluster, Order, Told, sockets
-from support.lobby import has_ended
+from support.lobby import has_ended, opened
+from support.processes import descriptors
 
 
 @pytest.fixture(params=EACH_KEYS)
@@ -31,10 +30,6 @@ def cut(link: HeadLink | HostLink) -> None:
     """The connections break, as far as both ends can tell."""
     for end in sockets(link):
         end.shutdown(socket.SHUT_RDWR)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 # --- messages
@@ -84,37 +79,6 @@ def test_what_is_sent_as_the_link_closes_is_written(cluster: Cluster) -> None:
     cluster.until(lambda: cluster.head.values == [1])
 
 
-def test_what_is_sent_before_the_first_connection_arrives_after_it(cluster: Cluster) -> None:
-    host, _ = cluster.host()
-    host.send(Told(1))
-    cluster.until(lambda: cluster.head.values)
-
-
-def test_a_message_may_be_answered_where_it_is_delivered(cluster: Cluster) -> None:
-    cluster.head.answers = lambda host, incarnation, told: cluster.head.link.send(host, incarnation, Order(told.value))
-    host, at_host = cluster.host()
-    at_host.answers = lambda order: host.send(Told(order.value + 1)) if order.value < 100 else None
-    host.send(Told(0))
-    cluster.until(lambda: 100 in at_host.values)
-    assert at_host.values == list(range(101))
-
-
-def test_each_host_has_messages_of_its_own(cluster: Cluster) -> None:
-    hosts = [cluster.host(name) for name in "bcd"]
-    cluster.until(lambda: all(at_host.incarnation for _, at_host in hosts))
-    for number, (_, at_host) in enumerate(hosts):
-        cluster.head.link.send("bcd"[number], at_host.incarnation, Order(number))
-    cluster.until(lambda: all(at_host.values for _, at_host in hosts))
-    assert [at_host.values for _, at_host in hosts] == [[0], [1], [2]]
-
-
-def test_beats_are_acknowledged_by_the_hosts_own_clock(cluster: Cluster) -> None:
-    host, at_host = cluster.host(timeout=0.5)
-    cluster.until(lambda: len(at_host.beats) >= 4)
-    assert at_host.beats == sorted(at_host.beats)
-    assert at_host.beats[-1] <= host.now()
-
-
 # --- connections that break
 
 
@@ -134,18 +98,6 @@ def test_a_connection_that_breaks_loses_and_doubles_nothing(cluster: Cluster, si
     assert at_host.incarnation == 1
     assert len(at_host.losses) == 3
     assert [event[0] for event in cluster.head.events] == ["connected", *["disconnected", "connected"] * 3]
-
-
-def test_what_is_sent_on_a_reconnect_comes_after_what_was_not_acknowledged(cluster: Cluster) -> None:
-    host, at_host = cluster.host()
-    cluster.until(lambda: at_host.incarnation)
-    cut(host)
-    for value in range(3):
-        host.send(Told(value))
-    at_host.when_connected = lambda: host.send(Told(3))
-    cluster.until(lambda: 3 in cluster.head.values)
-    assert cluster.head.values == [0, 1, 2, 3]
-    assert at_host.connections == 2, "a message out of order breaks the connection once more"
 
 
 def test_a_host_dials_until_the_head_listens(cluster: Cluster) -> None:
@@ -195,13 +147,6 @@ def test_a_host_that_the_head_ends_is_told_why(cluster: Cluster) -> None:
     assert not sockets(cluster.head.link)
 
 
-def test_a_host_that_is_refused_is_told_why(cluster: Cluster) -> None:
-    cluster.head.refuses = "this run has its hosts"
-    _, at_host = cluster.host()
-    cluster.until(lambda: at_host.ends)
-    assert at_host.ends == ["this run has its hosts"]
-
-
 def test_a_host_that_ends_itself_dials_no_more(cluster: Cluster) -> None:
     host, at_host = cluster.host()
     cluster.until(lambda: at_host.incarnation)
@@ -236,34 +181,20 @@ def test_who_opens_a_connection_and_says_nothing_is_closed_with_one_line(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "HANDSHAKE", 0.05)
-    silent = opened(cluster)
+    silent = opened(cluster, PURPOSE)
     cluster.until(lambda: has_ended(silent))
     assert cluster.head.lines == ["connection from 127.0.0.1 refused: it has said nothing for 0 s"]
     silent.close()
 
 
-def opened(cluster: Cluster, buffer: int | None = None) -> socket.socket:
-    """Somebody who has opened a connection to the head. `buffer`: bytes that wait unread there."""
-    came: list[Any] = []
-    end = cluster.loop.dial(cluster.door.address)
-    if buffer is not None:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    Handshake(
-        dials(end, cluster.keys, PURPOSE), cluster.loop, opened=came.append, failed=lambda why, final: came.append(why)
-    )
-    cluster.until(lambda: came)
-    return came[0].end  # type: ignore[no-any-return]
-
-
-def mute(cluster: Cluster) -> socket.socket:
+def mute(cluster: Cluster) -> Any:
     """A host that is let in, and reads nothing."""
     before = len(cluster.head.events)
     host = HostEnd("mute", b"mute", Order)
     host.tick(0.0)
     (hello,) = host.connected(1, 0.0)
     assert isinstance(hello, control.Write)
-    end = opened(cluster, buffer=4096)
-    end.send(hello.data)
+    end = opened(cluster, PURPOSE, hello.data, buffer=4096)
     cluster.until(lambda: cluster.head.events[before:] == [("connected", "mute", cluster.head.incarnations)])
     return end
 

@@ -1,4 +1,4 @@
-"""Updates that go to other hosts while workers compute them: what comes early, and that nothing depends on it."""
+"""What goes to other hosts and to devices while it is being made, and that nothing depends on it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import pytest
 from paceline.core import shards
 from paceline.core.facts import UpdateArrived
 from paceline.core.items import Update
-from paceline.core.orders import ApplyUpdate, DropUpdate, Release, StartPush
+from paceline.core.orders import DropUpdate, Release, StartPush
 from paceline.core.shards import Shard
+from paceline.host import version_streaming
 from paceline.host.overlap import Early
 from paceline.host.version_shelf import Shelf
+from paceline.host.version_streaming import VersionStreaming
+from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 from paceline.protocols import registry
 from paceline.records.times import FetchTimes
@@ -92,7 +95,7 @@ def test_an_update_is_asked_for_once_its_worker_computes() -> None:
     company = case.company
     company.computed(0, 0)
     case.pushes()
-    company.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+    company.orders(1, (0, 0))
     company.carry_out(Release(worker=0, step=1, version=1, parameters="pull"))
     assert not company.head.shelf.has(Update(0, 1))
     company.make()
@@ -110,64 +113,6 @@ def test_what_was_told_is_not_brought_once_more() -> None:
     assert case.at_store() == bytes([7]) * SIZE
 
 
-@pytest.mark.parametrize("told", [SIZE - QUARTER, SIZE])
-def test_an_update_that_was_withdrawn_is_brought_anew(told: int) -> None:
-    case = Case()
-    case.writes(7)
-    case.tells(SIZE - told, SIZE)
-    case.company.crew.hear(0, messages.worker.Withdrawn(0))
-    case.writes(8)
-    case.company.computed(0, 0)
-    case.pushes()
-    assert case.at_store() == bytes([8]) * SIZE
-    assert case.arrived() == [0]
-
-
-def test_bytes_that_are_on_their_way_as_they_are_withdrawn_do_not_count() -> None:
-    case = Case()
-    case.company.between.slow = True
-    case.writes(7)
-    case.tells(0, SIZE)
-    case.company.crew.hear(0, messages.worker.Withdrawn(0))
-    case.writes(8)
-    case.company.computed(0, 0)
-    case.pushes()
-    case.company.between.arrives()
-    assert case.at_store() == bytes([8]) * SIZE
-    assert case.arrived() == [0]
-
-
-def test_the_heads_own_workers_tell_what_others_may_have_as_well() -> None:
-    company = elsewhere(1, "bsp", trains=False)
-    own = company.forker
-    company.carry_out(Release(worker=own, step=0, version=0, parameters="held"))
-    company.at_head.hear(own, messages.worker.Accumulated(0, QUARTER, SIZE))
-    assert company.head.others.items.look(Update(own, 0), QUARTER, SIZE) == "here"
-    assert company.head.others.items.look(Update(own, 0), 0, SIZE) == "coming"
-    company.at_head.hear(own, messages.worker.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
-    assert company.head.others.items.look(Update(own, 0), 0, SIZE) == "here"
-    company.carry_out(Release(worker=own, step=1, version=0, parameters="held"))
-    assert company.head.others.items.look(Update(own, 1), 0, SIZE) == "coming"
-
-
-def test_nothing_is_kept_of_an_update_whose_worker_leaves() -> None:
-    case = Case()
-    case.tells(QUARTER, SIZE)
-    case.company.host.left(0, died=False)
-    case.company.crew.hear(0, messages.worker.Withdrawn(0))  # it has not heard of that
-    assert not case.laid()
-    case.company.host.gone(0)
-    assert case.company.claims_of(0) == []
-
-
-def test_a_dropped_update_leaves_its_place_for_the_next_step() -> None:
-    case = Case()
-    case.tells(QUARTER, SIZE)
-    case.company.computed(0, 0)
-    case.company.carry_out(DropUpdate(worker=0, step=0, samples="return"))
-    assert not case.laid()
-
-
 def test_where_all_places_are_taken_an_update_is_brought_once_it_is_computed() -> None:
     case = Case(unapplied=1)
     for step in (0, 1):
@@ -175,7 +120,7 @@ def test_where_all_places_are_taken_an_update_is_brought_once_it_is_computed() -
         case.company.carry_out(StartPush(worker=0, step=step))
         assert case.arrived() == [*range(step + 1)]
         if step == 0:
-            case.company.carry_out(ApplyUpdate(version=1, contributions=((0, 0, 1.0),)))
+            case.company.orders(1, (0, 0))
             case.company.carry_out(Release(worker=0, step=1, version=0, parameters="held"))
             assert not case.company.head.shelf.has(Update(0, 1))
             case.company.make()
@@ -206,14 +151,6 @@ def test_workers_whose_updates_are_added_up_on_their_host_tell_nothing(protocol:
     assert not host.tells, "no other host makes versions"
 
 
-def test_an_update_that_comes_with_others_of_its_host_does_not_come_early() -> None:
-    company = elsewhere(2, "bsp")
-    company.head.aggregation = Mock(adds_up=lambda worker: worker == 0)
-    for worker in (0, 1):
-        company.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
-    assert [company.head.shelf.has(Update(worker, 0)) for worker in (0, 1)] == [False, True]
-
-
 def test_hosts_that_make_ranges_expect_updates_of_the_heads_own_workers_too() -> None:
     arrivals, pushes = Mock(), Mock()
     early = Early(Shelf(), Mock(of=lambda worker: [worker]), pushes, arrivals)
@@ -238,3 +175,87 @@ def test_nothing_is_expected_of_a_step_that_its_worker_has_declined() -> None:
     company.carry_out(DropUpdate(worker=0, step=0, samples="return"))
     assert company.head.carrier is not None
     assert company.head.carrier.pending() == company.agent._carrier.pending() == []
+
+
+# --- versions that come to devices while they are being made
+
+VERSION, PLACE = 4, 2
+
+
+class Devices:
+    """Workers 0 and 1 on devices, worker 2 in memory."""
+
+    def __init__(self) -> None:
+        self.seats = {worker: WorkerState(worker, trains=True, accelerator=worker < 2) for worker in range(3)}
+        self.told: list[tuple[int, Any]] = []
+        shelf = Mock(place=lambda item: {VERSION: PLACE}[item.version])
+        self.arrivals = VersionStreaming(shelf, self.seats, lambda worker, message: self.told.append((worker, message)))
+
+    def ranges(self, worker: int) -> list[list[tuple[int, int]]]:
+        assert all(isinstance(m, messages.worker.Arrives) and m.slot == PLACE for _, m in self.told)
+        return [list(message.ranges) for to, message in self.told if to == worker]
+
+
+@pytest.fixture(autouse=True)
+def _ten_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_streaming, "TOLD", 10)
+
+
+def test_a_worker_on_a_device_is_told_of_what_is_made_some_at_a_time() -> None:
+    case = Devices()
+    for worker in (0, 2):
+        case.arrivals.waits(worker, VERSION)
+    for piece in ((0, 6), (50, 56), (6, 12), (56, 60)):
+        case.arrivals.made(VERSION, *piece)
+    assert case.ranges(0) == [[(0, 6), (50, 56)], [(6, 12), (56, 60)]]
+    assert case.ranges(1) == case.ranges(2) == []
+
+
+def test_who_begins_to_wait_later_is_told_of_the_rest() -> None:
+    case = Devices()
+    case.arrivals.made(VERSION, 0, 30)
+    case.arrivals.waits(1, VERSION)
+    case.arrivals.made(VERSION, 30, 50)
+    assert case.ranges(1) == [[(30, 50)]]
+
+
+def test_a_worker_that_comes_in_another_s_place_is_told_nothing_of_what_that_one_waited_for() -> None:
+    case = Devices()
+    for worker in (0, 1):
+        case.arrivals.waits(worker, VERSION)
+    case.arrivals.gone(0)
+    case.arrivals.made(VERSION, 0, 30)
+    assert case.ranges(0) == []
+    assert case.ranges(1) == [[(0, 30)]]
+
+
+def test_nobody_is_told_of_a_version_that_is_whole_or_that_it_does_not_wait_for() -> None:
+    case = Devices()
+    case.arrivals.waits(0, VERSION)
+    case.arrivals.made(VERSION - 1, 0, 30)
+    case.arrivals.made(VERSION, 0, 9)
+    case.arrivals.whole(VERSION)
+    case.arrivals.made(VERSION, 9, 30)
+    assert case.told == []
+
+
+def test_what_was_made_of_one_version_is_not_told_of_the_next() -> None:
+    case = Devices()
+    case.arrivals.waits(0, VERSION - 1)
+    case.arrivals.made(VERSION - 1, 0, 9)
+    case.arrivals.whole(VERSION - 1)
+    case.arrivals.waits(0, VERSION)
+    case.arrivals.made(VERSION, 0, 9)
+    assert case.told == []
+    case.arrivals.made(VERSION, 9, 12)
+    assert case.ranges(0) == [[(0, 9), (9, 12)]]
+
+
+def test_a_worker_that_takes_no_part_any_more_is_told_nothing() -> None:
+    case = Devices()
+    for worker in (0, 1):
+        case.arrivals.waits(worker, VERSION)
+    case.seats[0].trains = False
+    case.arrivals.made(VERSION, 0, 30)
+    assert case.ranges(0) == []
+    assert case.ranges(1) == [[(0, 30)]]

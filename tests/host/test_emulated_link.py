@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import msgspec
@@ -18,6 +16,7 @@ from paceline.transfer.data_connection import BulkNews, BytesFrame, Cancel, Fetc
 from paceline.transfer.emulated_link import LATE, TICK, EmulatedLink
 from paceline.transfer.item_names import fields_of
 from paceline.transfer.messages import Named, Peer
+from support.run_state import Clockwork
 
 M = 10_000
 """Bytes of a model."""
@@ -35,25 +34,11 @@ def tables(*bandwidths: float | None, latency: float = 0.0, message: int | None 
     return Scenario(nodes=len(hosts), workers=len(hosts), host_tables=hosts, network=network)
 
 
-class Clock:
+class Clock(Clockwork):
     """A loop whose time goes on by what is due."""
 
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.due: list[tuple[float, int, Callable[[], object]]] = []
-        self.numbers = count()
-
-    def now(self) -> float:
-        return self.time
-
-    def after(self, seconds: float, call: Callable[[], object]) -> None:
-        heapq.heappush(self.due, (self.time + max(0.0, seconds), next(self.numbers), call))
-
     def until(self, at: float) -> None:
-        while self.due and self.due[0][0] <= at:
-            self.time, _, call = heapq.heappop(self.due)
-            call()
-        self.time = at
+        self.pass_time(at - self.time)
 
 
 class Connection:
@@ -154,22 +139,6 @@ def test_a_model_leaves_bit_by_bit_so_that_part_of_it_can_be_used() -> None:
     assert moments == pytest.approx([TICK * number for number in range(1, 51)])
 
 
-def test_models_for_one_host_follow_each_other() -> None:
-    clock, _, (b,) = others(tables(B, B, latency=0.03), "b")
-    b.asks(1, Version(3))
-    b.asks(2, Version(4))
-    clock.until(1.0)
-    assert (b.ended(1), b.ended(2)) == pytest.approx((0.16, 0.26))
-
-
-def test_hosts_that_fetch_at_the_same_time_share_the_link() -> None:
-    clock, _, (b, c) = others(tables(B, None, None), "b", "c")
-    b.asks(1, Version(3))
-    c.asks(1, Version(3))
-    clock.until(1.0)
-    assert (b.ended(), c.ended()) == (pytest.approx(0.2, abs=2 * TICK), pytest.approx(0.2, abs=2 * TICK))
-
-
 def test_what_a_slow_host_can_t_take_goes_to_the_others() -> None:
     clock, _, (b, c) = others(tables(B, B / 10, B), "b", "c")
     b.asks(1, Version(3))
@@ -250,18 +219,6 @@ def test_what_one_host_sends_at_the_link_s_pace_is_not_held_back() -> None:
         b.brings(1, M // 10)
     clock.until(1.0)
     assert [at for at, _ in b.told[1]] == pytest.approx([part * 0.01 for part in range(1, 11)])
-
-
-def test_bytes_that_are_held_back_go_to_memory_in_order() -> None:
-    clock, _, (b,) = others(tables(B, None), "b")
-    b.is_asked(1, Version(3))
-    for part in range(1, 5):
-        b.brings(1, M // 4)
-        there = b.exchange.memory(1)
-        assert there is not None
-        assert there.nbytes == M - part * M // 4
-    clock.until(1.0)
-    assert sum(size for _, size in b.told[1]) == M
 
 
 @pytest.mark.parametrize("how", ["cancelled", "disconnected"])

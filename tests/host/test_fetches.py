@@ -1,21 +1,38 @@
-"""Fetches between hosts, by tables of what happens. `test_fetches_walk.py` has histories over a seeded network."""
+"""Fetches between hosts, without a socket: what is asked for, what comes of it, and who hears of that.
+
+The seeded world has long histories of them.
+"""
 
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from paceline.core.items import Version
+from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
+from paceline.core.items import Item, Update, Version
 from paceline.errors import MessageUnreadable
+from paceline.host.claims import Owner
+from paceline.ipc.memory import Span
+from paceline.records.times import TransferTimes
+from paceline.scenario.group_links import GroupLinks
+from paceline.scenario.network import SharedLink
+from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer import fetch_table as module
+from paceline.transfer.byte_ranges import ByteRanges
+from paceline.transfer.data_plane import DataPlane, Hear
 from paceline.transfer.fetch_table import Ask, CancelRequest, FetchTable, Missing, Say, ServeTable, Stop
-from paceline.transfer.messages import Asked, Brought, Lost, Named, Peer, Range, Released
+from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
+from paceline.transfer.manager import TransferManager
+from paceline.transfer.messages import Asked, Brought, Connected, Lost, Named, Peer, Range, Released, Settled
+from support.planes import plane_of
 
 B, B2, C = Peer("b", 1), Peer("b", 2), Peer("c", 1)
 ONE, TWO, THREE = (Named(1, Version(number)) for number in (1, 2, 3))
-FIRST, SECOND = ("step", 0), ("step", 1)
 
 
 def of(*peers: Peer, size: int = 100) -> tuple[Range, ...]:
@@ -36,13 +53,6 @@ def test_what_is_wanted_arrives_once_all_of_it_has_come_and_is_not_lost_then() -
     assert found.arrived(B, 1, 0, 60) == []
     assert found.arrived(B, 1, 60, 100) == [Brought(1, B, 100, whole=True)]
     assert found.ended(B, "gone") == found.segment_began(2) == found.drop(1) == []
-
-
-def test_an_item_in_ranges_is_here_once_all_of_them_are() -> None:
-    found = fetches()
-    assert found.want(1, ONE, of(B, C)) == [Ask(B, 1, ONE, 0, 100), Ask(C, 2, ONE, 100, 200)]
-    assert found.arrived(C, 2, 100, 200) == [Brought(1, C, 100, whole=False)]
-    assert found.arrived(B, 1, 0, 100) == [Brought(1, B, 100, whole=True)]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([(B, 1, 0, 100), (C, 2, 100, 200), (B, 3, 200, 300)])))
@@ -254,3 +264,390 @@ def test_a_request_for_nothing_or_that_came_before_is_refused(request_: int, beg
     found.asked(B, 7, ONE, 0, 100)
     with pytest.raises(MessageUnreadable, match="is empty, or came before"):
         found.asked(B, request_, ONE, begin, end)
+
+
+# --- which bytes are there
+
+
+def test_bytes_are_there_once_all_of_them_were_added_in_any_order() -> None:
+    lots = random.Random(0)
+    for _ in range(200):
+        there, coverage = set[int](), ByteRanges()
+        for _ in range(8):
+            begin = lots.randrange(30)
+            end = begin + lots.randrange(1, 9)
+            coverage.add(begin, end)
+            there |= set(range(begin, end))
+            for first in range(40):
+                for last in range(first + 1, 40):
+                    assert coverage.has(first, last) == (set(range(first, last)) <= there)
+        coverage.clear()
+        assert not coverage.has(0, 1)
+
+
+# --- who hears of what is fetched
+
+OTHER, ITEM, OWNER, SECOND = Peer("b", 1), Update(1, 0), ("step", 1), ("step", 2)
+
+
+class Case:
+    """Host a, which fetches an item of eight bytes from host b. The test brings them."""
+
+    def __init__(self, plane: Callable[[Hear], Any] = DataPlane) -> None:
+        self.at = 1.0
+        self.items: Any = Mock(ranges=lambda item: [("b", 0, 5), ("b", 5, 8)])
+        self.items.lay.side_effect = lambda item, number: Span(memoryview(bytearray(8)))
+        self.carrier = TransferManager("a", lambda: self.at, plane)
+        self.carrier.meet(*OTHER)
+        self.carrier.begins(0, self.items)
+        self.arrived, self.lost = Mock(), Mock()
+
+    def fetches(self, owner: tuple[str, int] = OWNER) -> None:
+        self.carrier.fetch(ITEM, owner, self.arrived, self.lost)
+
+    def comes(self, request: int, at: float) -> None:
+        self.at = at
+        there = plane_of(self.carrier).memory(OTHER, request)
+        assert there is not None, "nobody wants it"
+        plane_of(self.carrier).came(OTHER, request, there.nbytes)
+
+    def noted(self) -> list[tuple[float, float, int]]:
+        """When each fetch that was told of began and ended, and its bytes."""
+        calls = [call.args[0] for call in self.items.fetched.call_args_list]
+        return [(fetch.began, fetch.ended, fetch.bytes) for fetch in calls]
+
+
+@pytest.fixture
+def case() -> Case:
+    """The two hosts are connected."""
+    case = Case()
+    plane_of(case.carrier).connected(OTHER)
+    return case
+
+
+def test_nobody_hears_of_what_is_expected_before_it_is_fetched(case: Case) -> None:
+    case.carrier.expect(ITEM, OWNER)
+    case.comes(1, 2.0)
+    case.comes(2, 3.0)
+    assert not case.items.fetched.called
+    assert not case.items.free.called
+    case.fetches()
+    case.arrived.assert_called_once_with()
+    case.items.free.assert_called_once_with(ITEM, True)
+    assert case.noted() == [(2.0, 3.0, 8)], "it has begun with the first bytes"
+
+
+def test_what_is_fetched_before_it_is_all_here_arrives_with_its_last_bytes(case: Case) -> None:
+    case.carrier.expect(ITEM, OWNER)
+    case.comes(1, 2.0)
+    case.fetches()
+    assert not case.arrived.called
+    case.comes(2, 4.0)
+    case.arrived.assert_called_once_with()
+    assert case.noted() == [(2.0, 4.0, 8)]
+
+
+@pytest.mark.parametrize("came", [0, 1, 2])
+def test_what_is_cancelled_leaves_its_place_and_is_asked_for_once_more(case: Case, came: int) -> None:
+    case.carrier.expect(ITEM, OWNER)
+    for request in range(1, came + 1):
+        case.comes(request, 2.0)
+    case.carrier.cancel(OWNER)
+    case.items.free.assert_called_once_with(ITEM, came == 2)
+    case.fetches()
+    for request in (3, 4):
+        case.comes(request, 5.0)
+    case.arrived.assert_called_once_with()
+    assert case.noted() == [(2.0 if came else 1.0, 5.0, 8)], "it has begun as it was fetched"
+
+
+@pytest.mark.parametrize("fetched_first", [True, False])
+def test_only_who_fetches_an_item_hears_that_it_is_lost(case: Case, fetched_first: bool) -> None:
+    case.carrier.expect(ITEM, OWNER)
+    if fetched_first:
+        case.fetches()
+    case.carrier.ended("b", "it is silent")
+    assert case.lost.called == fetched_first
+    if not fetched_first:
+        case.fetches()
+    assert case.lost.call_count == 1
+
+
+def test_an_item_is_asked_for_once_however_many_fetch_it_and_each_is_told_once(case: Case) -> None:
+    told: list[int] = []
+
+    def arrives(number: int) -> None:
+        told.append(number)
+        if number == 1:  # the item is here, and stays while others hear of it
+            case.carrier.fetch(ITEM, ("late", 3), lambda: told.append(3), None)
+
+    for number in (1, 2):
+        case.carrier.fetch(ITEM, ("step", number), lambda number=number: arrives(number), None)  # type: ignore[misc]
+    case.items.lay.assert_called_once()
+    case.comes(1, 2.0)
+    case.comes(2, 3.0)
+    assert told == [1, 2, 3]
+    case.items.free.assert_called_once_with(ITEM, True)
+    assert case.carrier.pending() == []
+
+
+def test_who_hears_that_an_item_is_here_may_cancel_for_those_that_are_not_told_yet(case: Case) -> None:
+    case.arrived.side_effect = lambda: case.carrier.cancel(SECOND)
+    second = Mock()
+    case.fetches()
+    case.carrier.fetch(ITEM, SECOND, second, second)
+    case.comes(1, 2.0)
+    case.comes(2, 3.0)
+    assert (case.arrived.call_count, second.called) == (1, False)
+
+
+def test_all_that_fetch_an_item_hear_that_it_is_lost_and_only_the_last_cancels(case: Case) -> None:
+    lost: list[int] = []
+    for number in (1, 2, 3):
+        case.carrier.fetch(ITEM, ("step", number), case.arrived, lambda why, number=number: lost.append(number))  # type: ignore[misc]
+    case.carrier.cancel(("step", 2))
+    assert not case.items.free.called
+    case.carrier.ended("b", "it is silent")
+    case.items.free.assert_called_once_with(ITEM, False)
+    assert (lost, case.carrier.pending()) == ([1, 3], [])
+
+
+def test_whoever_hears_that_an_item_is_lost_may_cancel_another_that_is_lost_with_it(case: Case) -> None:
+    case.lost.side_effect = lambda why: case.carrier.cancel(SECOND)
+    second = Mock()
+    case.fetches()
+    case.carrier.fetch(Update(1, 1), SECOND, second, second)
+    case.carrier.ended("b", "it is gone")
+    case.lost.assert_called_once_with("it is gone")
+    assert not second.called
+
+
+def test_a_carrier_closes_though_an_error_has_left_orders_undone(case: Case) -> None:
+    case.items.fetched.side_effect = OSError("no space left on device")
+    case.fetches()
+    case.comes(1, 2.0)
+    with pytest.raises(OSError, match="no space"):
+        case.comes(2, 3.0)
+    case.carrier.close()
+    plane_of(case.carrier).disconnected(OTHER)
+
+
+# --- what a plane tells late, as one in a process does
+
+
+class Late(Case):
+    """Its plane does nothing, and the test says what it would tell."""
+
+    def __init__(self) -> None:
+        super().__init__(self._plane)
+        self.tell(Connected(OTHER))
+
+    def _plane(self, hear: Hear) -> Mock:
+        self.tell = hear
+        return Mock()
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_host_is_not_reached_that_refuses_what_somebody_waits_for_who_is_to_hear_of_no_loss(cancelled: bool) -> None:
+    case = Late()
+    case.fetches()
+    if cancelled:
+        case.carrier.cancel(OWNER)
+    else:
+        case.carrier.fetch(ITEM, SECOND, case.arrived, None)
+    case.tell(Lost(0, "gone", "b"))
+    assert case.carrier.reaches("b") == cancelled
+
+
+def test_the_end_of_a_host_is_told_to_who_waits_before_the_plane_has_heard_of_it() -> None:
+    case = Late()
+    case.fetches()
+    case.carrier.ended("b", "silent")
+    case.lost.assert_called_once_with("silent")
+    case.items.free.assert_called_once_with(ITEM, False)
+    assert not case.items.settled.called, "late bytes may still come"
+    case.tell(Brought(0, OTHER, 8, True))
+    case.tell(Settled(0))
+    case.items.settled.assert_called_once_with(0)
+    assert not case.arrived.called
+
+
+def test_an_item_of_a_host_that_has_ended_may_be_fetched_from_another_one_at_once() -> None:
+    case = Late()
+    case.fetches()
+    case.carrier.ended("b", "silent")
+    other = case.carrier.meet("c", 1)
+    case.items.ranges = lambda item: [("c", 0, 8)]
+    case.fetches(SECOND)
+    for told in (Lost(0, "silent"), Settled(0), Brought(1, other, 8, True)):
+        case.tell(told)
+    case.arrived.assert_called_once_with()
+
+
+# --- the contract of fetchers: each item that is fetched is there once, and none for a worker that has gone
+
+NETWORK = Network(bandwidth=100.0, message=100)
+"""A second for what is alone on its link."""
+
+
+class Fetching:
+    """A fetcher, a clock, and what it has told."""
+
+    def __init__(self, make: Callable[[Fetching], Fetcher]) -> None:
+        self.at = 0.0
+        self.facts: list[Fact] = []
+        self.noted: list[tuple[int, str, int, float]] = []
+        """Worker, what, number, end."""
+        self.lost: list[tuple[int, str]] = []
+        self.asked: dict[Owner, tuple[Item, Callable[[], object], Callable[[str], object]]] = {}
+        """What another host was asked for, and what takes that or hears that it can't come."""
+        self.shaped: ShapedFetcher | None = None
+        """What ends fetches in its own time, if that does."""
+        self.fetcher = make(self)
+
+    def now(self) -> float:
+        return self.at
+
+    def note(self, worker: int, what: str, number: int, size: int, times: TransferTimes) -> None:
+        self.noted.append((worker, what, number, times.ended))
+
+    def push(self, worker: int, step: int) -> None:
+        self.fetcher.fetch(worker, Update(worker, step), lambda at: UpdateArrived(worker=worker, step=step, at=at))
+
+    def pull(self, worker: int, version: int) -> None:
+        def then(at: float) -> Fact:
+            return ParametersTaken(worker=worker, version=version, at=at)
+
+        self.fetcher.fetch(worker, Version(version), then)
+
+    def all(self) -> list[Fact]:
+        """Everything that comes of what is under way, as the loop would take it."""
+        while self.asked:
+            _, arrived, _ = self.asked.pop(next(iter(self.asked)))
+            arrived()
+        while self.shaped is not None and (due := self.shaped.due()) is not None:
+            self.at += due
+            while (fact := self.shaped.next(self.at)) is not None:
+                self.facts.append(fact)
+        return self.facts
+
+    def workers(self) -> list[int]:
+        """Whose fetches have ended, of all that end now."""
+        return [fact.worker for fact in self.all()]  # type: ignore[union-attr]
+
+    def over(self) -> bool:
+        """Whether nothing is under way."""
+        return self.shaped is None or (self.shaped.next(1e9), self.shaped.due()) == (None, None)
+
+    # --- stands in for what carries items between hosts
+
+    def fetch(self, item: Item, owner: Owner, arrived: Callable[[], object], lost: Callable[[str], object]) -> None:
+        self.asked[owner] = item, arrived, lost
+
+    def cancel(self, owner: Owner) -> None:
+        del self.asked[owner]
+
+
+def shaped(fetching: Fetching, store: SharedLink | None, groups: GroupLinks | None) -> Fetcher:
+    given = store, groups, fetching.now, fetching.now, fetching.facts.append, fetching.note
+    fetching.shaped = made = ShapedFetcher(*given)
+    made.size = 100
+    return made
+
+
+def local(fetching: Fetching) -> Fetcher:
+    return shaped(fetching, None, None)
+
+
+def paced(fetching: Fetching) -> Fetcher:
+    return shaped(fetching, SharedLink.of(NETWORK), GroupLinks.of(Scenario(network=NETWORK), 4))
+
+
+def elsewhere(fetching: Fetching) -> Fetcher:
+    """Versions are on another host."""
+
+    def lost(worker: int, why: str) -> None:
+        fetching.lost.append((worker, why))
+
+    carrier: Any = fetching
+    return RemoteFetcher(carrier, fetching.now, fetching.facts.append, away=lambda item: True, lost=lost)
+
+
+@pytest.fixture(params=[local, paced, elsewhere])
+def fetching(request: pytest.FixtureRequest) -> Fetching:
+    return Fetching(request.param)
+
+
+def test_each_fetch_ends_once(fetching: Fetching) -> None:
+    fetching.push(0, 3)
+    fetching.pull(1, 7)
+    assert fetching.workers() == [0, 1]
+    assert [type(fact) for fact in fetching.facts] == [UpdateArrived, ParametersTaken]
+    assert fetching.over()
+
+
+def test_ends_are_told_in_the_order_of_time(fetching: Fetching) -> None:
+    for worker in range(4):
+        fetching.push(worker, 0)
+        fetching.pull(worker, 1)
+        fetching.at += 0.125
+    moments = [fact.at for fact in fetching.all()]
+    assert (moments, len(moments)) == (sorted(moments), 8)
+
+
+def test_nothing_comes_of_what_a_worker_that_has_gone_was_fetching_and_of_nobody_elses(fetching: Fetching) -> None:
+    fetching.pull(0, 7)
+    fetching.pull(1, 7)
+    before = list(fetching.facts)
+    for worker in (0, 0, 2):
+        fetching.fetcher.cancel(worker)
+    assert fetching.workers() == ([0, 1] if before else [1])
+
+
+def test_a_fetch_may_begin_as_another_ends(fetching: Fetching) -> None:
+    def then(at: float) -> None:
+        fetching.pull(1, 8)
+        fetching.pull(0, 7)
+
+    fetching.fetcher.fetch(0, Version(7), then)
+    assert sorted(fetching.workers()) == [0, 1]
+    assert fetching.over()
+
+
+@pytest.mark.parametrize("make", [local, paced])
+def test_a_group_is_gathered_once_and_nothing_need_happen_then(make: Callable[[Fetching], Fetcher]) -> None:
+    fetching, ends = Fetching(make), list[float]()
+    assert fetching.shaped is not None
+    began = fetching.shaped.gather(5, (0, 1), ends.append)
+    assert fetching.all() == []
+    assert (began, len(ends)) == (0.0, 1)
+
+
+def test_at_a_network_s_pace_ends_of_both_links_come_in_the_order_of_time_with_the_model_s_moments() -> None:
+    """An average of two moves as much as one model here. Late as the loop may be, the moments are the links'."""
+    fetching = Fetching(paced)
+    assert fetching.shaped is not None
+    fetching.shaped.gather(5, (0, 1), lambda at: UpdateArrived(worker=9, step=5, at=at))
+    fetching.at = 0.5
+    fetching.push(0, 3)
+    fetching.at = 60.0
+    fetching.all()
+    assert fetching.facts == [UpdateArrived(worker=9, step=5, at=1.0), UpdateArrived(worker=0, step=3, at=1.5)]
+    assert fetching.noted == [(0, "average", 5, 1.0), (1, "average", 5, 1.0), (0, "push", 3, 1.5)]
+
+
+def test_what_no_link_paces_is_local() -> None:
+    fetching = Fetching(lambda one: shaped(one, None, GroupLinks.of(Scenario(network=NETWORK), 4)))
+    fetching.push(0, 3)
+    assert (fetching.facts, fetching.noted) == ([UpdateArrived(worker=0, step=3, at=0.0)], [])
+
+
+def test_what_another_host_can_not_give_is_told_to_its_worker_in_place_of_the_end() -> None:
+    fetching = Fetching(elsewhere)
+    for worker, version in ((0, 7), (1, 8)):
+        fetching.pull(worker, version)
+    _, _, lost = fetching.asked.pop(next(iter(fetching.asked)))
+    lost("it is not here any more")
+    fetching.fetcher.cancel(0)
+    assert fetching.lost == [(0, f"{Version(7)} can't come: it is not here any more")]
+    assert fetching.workers() == [1]

@@ -1,146 +1,82 @@
-"""A host whose versions another host's store makes: what its workers compute on is there, whole."""
+"""A host that is not the head: its workers compute on whole versions, and it makes and adds up what others need."""
 
 from __future__ import annotations
 
 import os
 import signal
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import msgspec
 import pytest
 
-from paceline.core.choice import choose
-from paceline.core.facts import ParametersTaken
-from paceline.core.items import Update, Version
+from paceline.core.items import Sum, Update, Version
 from paceline.core.orders import Release, StartPush
+from paceline.core.shards import Shard
+from paceline.errors import PeerLost
 from paceline.host import messages as host_messages
-from paceline.host.events import Attached, WorkerEnded
-from paceline.host.host import Host
-from paceline.host.memory_plan import plan
+from paceline.host.events import Attached, WorkerEnded, WorkerSaid
 from paceline.ipc import messages
-from paceline.protocols import registry
-from paceline.transfer.manager import TransferManager
+from paceline.transfer.item_names import summand_of
 from paceline.transfer.messages import Peer
+from support.one_host import STORE, OneHost
 from support.planes import plane_of
-from support.reports import Reports
 from support.run_state import OFFER
-
-HEAD = Peer("node-0", 1)
-
-
-class OneHost:
-    """A host with workers 2 and 3, whose bytes the test brings in place of the head."""
-
-    def __init__(self, fixed_bytes: int = OFFER.fixed_bytes, goes_on: host_messages.GoesOn | None = None) -> None:
-        choice = choose("asp", registry())
-        workers, self.reports = Mock(numbers=[2, 3]), Reports()
-        self.workers = workers
-        places = plan(choice.spec, choice.unapplied, 4)
-        self.carrier = TransferManager("node-1", lambda: 0.0)
-        self.carrier.meet(*HEAD)
-        self.host = Host(
-            places,
-            choice.spec,
-            workers,
-            self.carrier,
-            self.reports,
-            Mock(),
-            name="node-1",
-            host_of={0: HEAD.host, 1: HEAD.host, 2: "node-1", 3: "node-1"}.__getitem__,
-            head=HEAD.host,
-            threads=1,
-            now=lambda: 0.0,
-        )
-        self.carrier.begins(0, self.host.items)
-        plane_of(self.carrier).connected(HEAD)
-        self.host.tell(host_messages.BeginScripts())
-        self._hear = workers.open.call_args.args[0]
-        self.says(2, msgspec.structs.replace(OFFER, fixed_bytes=fixed_bytes))
-        self.host.tell(host_messages.Train({2: goes_on, 3: None}, 0, 0.0))
-
-    def says(self, worker: int, message: messages.Message) -> None:
-        """The worker says this."""
-        self._hear(worker, message, [])
-
-    def comes(self, request: int, count: int | None = None) -> None:
-        """So many bytes of the request come, or the rest."""
-        there = plane_of(self.carrier).memory(HEAD, request)
-        assert there is not None
-        count = there.nbytes if count is None else count
-        there.memory[:count] = bytes([request]) * count
-        plane_of(self.carrier).came(HEAD, request, count)
-
-    def lacking(self) -> list[tuple[int, str]]:
-        """Which workers lack what will never come, and why."""
-        return self.reports.told(host_messages.Lacks)
-
-    def taken(self) -> list[tuple[int, int]]:
-        """Which workers have which versions."""
-        return [(fact.worker, fact.version) for fact in self.reports.of(ParametersTaken)]
 
 
 @pytest.fixture
-def host() -> OneHost:
-    """A host that trains, and was told of version 1. Two requests are over: what training begins with."""
-    host = OneHost()
-    for request in (1, 2):
-        host.comes(request)
-    assert len(host.reports.of(host_messages.Begun)) == 1
-    host.host.tell(host_messages.VersionMade(1))
+def early() -> OneHost:
+    """A host with workers 2 and 3, to which what training begins with is on its way: requests 1 and 2."""
+    host = OneHost((2, 3), 4)
+    host.trains((2, 3))
     return host
 
 
-def pulls(worker: int) -> Release:
-    return Release(worker=worker, step=1, version=1)
+@pytest.fixture
+def host(early: OneHost) -> OneHost:
+    """A host that trains, and was told of version 1."""
+    begins(early)
+    assert len(early.reports.of(host_messages.Begun)) == 1
+    early.host.tell(host_messages.VersionMade(1))
+    return early
+
+
+def begins(host: OneHost) -> None:
+    """What training begins with is there."""
+    for request in (1, 2):
+        host.comes(request)
+
+
+def bytes_of(host: OneHost, version: int) -> bytes:
+    return bytes(host.host.items.view(Version(version)).memory[: OFFER.cuts[-1]])
 
 
 def test_a_version_comes_once_for_all_workers_of_the_host(host: OneHost) -> None:
-    host.host.carry_out(pulls(2))
+    host.pulls(2)
     host.comes(3, 7)
-    host.host.carry_out(pulls(3))
+    host.pulls(3)
     assert host.taken() == []
     host.comes(3)
     assert host.taken() == [(2, 1), (3, 1)]
-    assert bytes(host.host.items.view(Version(1)).memory[: OFFER.cuts[-1]]) == bytes([3]) * OFFER.cuts[-1]
+    assert bytes_of(host, 1) == bytes([3]) * OFFER.cuts[-1]
     assert host.carrier.pending() == []
 
 
 def test_a_version_is_fetched_while_it_is_being_made_and_computed_on_once_it_is_made(host: OneHost) -> None:
     """Its pieces come as they are made. That all are is for the head to say."""
     for worker in (2, 3):
-        host.host.carry_out(Release(worker=worker, step=1, version=2))
+        host.pulls(worker, 2)
     host.comes(3)
     assert host.taken() == []
+    host.host.tell(host_messages.WorkerGone(3, False))
     host.host.tell(host_messages.VersionMade(2))
-    assert host.taken() == [(2, 2), (3, 2)]
-
-
-def test_a_version_that_comes_too_late_for_its_worker_is_not_taken(host: OneHost) -> None:
-    host.host.carry_out(Release(worker=2, step=1, version=2))
-    host.comes(3)
-    host.host.tell(host_messages.WorkerGone(2, False))
-    host.host.tell(host_messages.VersionMade(2))
-    assert host.taken() == []
-
-
-def test_a_version_that_did_not_come_whole_is_asked_for_again(host: OneHost) -> None:
-    """A worker that left keeps its claim until its process ends. What lies in the place is no version yet."""
-    host.host.carry_out(pulls(2))
-    host.comes(3, 7)
-    host.host.tell(host_messages.WorkerGone(2, True))
-    assert not host.host.shelf.has(Version(1))
-    host.host.carry_out(pulls(3))
-    assert host.taken() == []
-    host.comes(4)
-    assert host.taken() == [(3, 1)]
-    assert bytes(host.host.items.view(Version(1)).memory[: OFFER.cuts[-1]]) == bytes([4]) * OFFER.cuts[-1]
+    assert host.taken() == [(2, 2)], "it comes too late for worker 3"
 
 
 @pytest.mark.parametrize("asked_for", [True, False])
 def test_the_update_of_a_worker_that_leaves_stays_if_the_head_has_asked_for_it(host: OneHost, asked_for: bool) -> None:
-    host.host.carry_out(pulls(2))
+    host.pulls(2)
     host.comes(3)
-    host.says(2, messages.worker.StepFinished(1, 1, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    host.finished(2, 1, 1)
     if asked_for:
         host.host.carry_out(StartPush(worker=2, step=1))
     host.host.tell(host_messages.WorkerGone(2, True))
@@ -149,25 +85,24 @@ def test_the_update_of_a_worker_that_leaves_stays_if_the_head_has_asked_for_it(h
 
 
 def test_who_lacks_a_version_that_will_never_come_is_told(host: OneHost) -> None:
-    host.host.carry_out(pulls(2))
-    plane_of(host.carrier).refused(HEAD, 3, "it is not here any more")
-    assert host.lacking() == [(2, f"{Version(1)} can't come: it is not here any more")]
+    host.pulls(2)
+    host.refused(3, "it is not here any more")
+    assert host.reports.told(host_messages.Lacks) == [(2, f"{Version(1)} can't come: it is not here any more")]
     assert host.taken() == []
 
 
 def test_what_comes_along_for_several_workers_is_brought_once(host: OneHost) -> None:
     """Each of them gets all of it, and the head hears of each."""
+    final = Attached("the final version", 7)
     for worker in (2, 3):
-        host.host.tell(
-            host_messages.TellWorker(worker, messages.worker.FinalRecorded(), Attached("the final version", 7))
-        )
+        host.host.tell(host_messages.TellWorker(worker, messages.worker.FinalRecorded(), final))
     files: list[bytes] = []
     host.workers.send.side_effect = lambda worker, message, given: files.append(os.pread(given[0], 9, 0))
     host.comes(3)
     assert files == [bytes([3]) * 7] * 2
-    assert [call.args[0] for call in host.workers.send.call_args_list[-2:]] == [2, 3]
+    assert host.told(messages.worker.FinalRecorded) == [2, 3]
     assert host.reports.told(host_messages.AttachmentFetched) == [("the final version",)] * 2
-    host.host.tell(host_messages.TellWorker(2, messages.worker.Evaluate(7), Attached("the final version", 7)))
+    host.host.tell(host_messages.TellWorker(2, messages.worker.Evaluate(7), final))
     host.comes(4)
     assert files[2:] == [bytes([4]) * 7], "it may come again"
 
@@ -181,7 +116,7 @@ def test_a_worker_is_ended_that_waits_for_what_the_head_has_for_it_and_that_can_
     host.host.tell(host_messages.TellWorker(2, messages.worker.FinalRecorded(), Attached("attached 0", 7)))
     if begins_anew:
         host.host.tell(host_messages.StartWorker(2))
-    plane_of(host.carrier).refused(HEAD, 3, "why")
+    host.refused(3)
     ended = [call.args for call in host.workers.give_up.call_args_list]
     assert ended == ([] if begins_anew else [(2, "what the head has for it can't come: why")])
 
@@ -193,50 +128,35 @@ FULL = "this host has no room for it: it is more than there is memory"
 
 def test_a_worker_is_ended_if_its_host_has_no_room_for_what_the_head_has_for_it(host: OneHost) -> None:
     host.host.tell(host_messages.TellWorker(2, messages.worker.FinalRecorded(), Attached("attached 0", MORE)))
-    assert [call.args for call in host.workers.give_up.call_args_list] == [
-        (2, f"what the head has for it can't come: {FULL}")
-    ]
+    host.workers.give_up.assert_called_once_with(2, f"what the head has for it can't come: {FULL}")
     assert host.reports.told(host_messages.AttachmentFetched) == [("attached 0",)]
 
 
-def test_a_host_takes_no_part_if_it_has_no_room_for_what_training_begins_with() -> None:
-    goes_on = host_messages.GoesOn(1, None, Attached("kept", MORE))
-    host = OneHost(goes_on=goes_on)
-    assert host.reports.told(host_messages.Leaves) == [(f"what training begins with can't come: {FULL}",)]
-
-
-def test_a_host_takes_no_part_if_it_has_no_room_for_what_a_worker_has_changed_that_to(host: OneHost) -> None:
-    host.host.tell(host_messages.Adopted(0, Attached("state", MORE), {}))
-    assert host.reports.told(host_messages.Leaves) == [(f"what training begins with can't come: {FULL}",)]
-
-
-@pytest.mark.parametrize("request_", [1, 2])
-def test_a_host_takes_no_part_if_what_training_begins_with_will_never_come(request_: int) -> None:
+@pytest.mark.parametrize("lacks", ["the version", "what is fixed", "what it goes on with", "what a worker has changed"])
+def test_a_host_takes_no_part_that_has_no_room_for_what_training_begins_with_or_never_gets_it(lacks: str) -> None:
     """What waits for the beginning waits for ever then, so the host can't go on without these workers."""
-    host = OneHost()
-    if request_ == 2:
-        host.comes(1)
-    plane_of(host.carrier).refused(HEAD, request_, "why")
-    assert host.reports.told(host_messages.Leaves) == [("what training begins with can't come: why",)]
-    assert not host.reports.of(host_messages.Begun)
+    host, why = OneHost((2, 3), 4), FULL
+    if lacks == "what it goes on with":
+        host.host.tell(host_messages.Train({2: host_messages.GoesOn(1, None, Attached("kept", MORE))}, 0, 0.0))
+    else:
+        host.trains((2, 3))
+    if lacks == "what a worker has changed":
+        begins(host)
+        host.host.tell(host_messages.Adopted(0, Attached("state", MORE), {}))
+    elif lacks != "what it goes on with":
+        why = "why"
+        if lacks == "what is fixed":
+            host.comes(1)
+        host.refused(1 + (lacks == "what is fixed"))
+        assert not host.reports.of(host_messages.Begun)
+    assert host.reports.told(host_messages.Leaves) == [(f"what training begins with can't come: {why}",)]
 
 
 def test_a_model_of_which_nothing_is_fixed_begins_with_its_parameters() -> None:
-    host = OneHost(fixed_bytes=0)
+    host = OneHost((2, 3), 4, offer=msgspec.structs.replace(OFFER, fixed_bytes=0))
+    host.trains((2, 3))
     host.comes(1)
     assert len(host.reports.of(host_messages.Begun)) == 1
-
-
-@pytest.fixture
-def early() -> OneHost:
-    """A host to which what training begins with is on its way."""
-    return OneHost()
-
-
-def begins(host: OneHost) -> None:
-    """What training begins with is there."""
-    for request in (1, 2):
-        host.comes(request)
 
 
 @pytest.mark.parametrize("why", [None, "it lacks a version"])
@@ -259,17 +179,357 @@ def test_what_else_the_head_says_waits_for_training_s_beginning_in_order(early: 
     assert told == [(2, messages.worker.Begin), (3, messages.worker.Begin), *pauses]
 
 
-def test_a_worker_that_is_ended_before_its_turn_to_begin_never_begins_and_its_end_is_told(early: OneHost) -> None:
+@pytest.mark.parametrize("once_more", [False, True])
+def test_a_worker_that_is_ended_before_its_turn_to_begin_never_begins_unless_it_is_started_once_more(
+    early: OneHost, once_more: bool
+) -> None:
     early.host.tell(host_messages.StartWorker(2))
     early.host.tell(host_messages.EndWorker(2, None))
     assert early.reports.told(WorkerEnded) == [(2, signal.SIGKILL)]
     early.workers.end.assert_not_called()
+    if once_more:
+        early.host.tell(host_messages.StartWorker(2))
     begins(early)
-    early.workers.start.assert_not_called()
+    assert [call.args for call in early.workers.start.call_args_list] == [([2],)] * once_more
 
 
-def test_a_worker_that_is_started_once_more_after_that_begins_once(early: OneHost) -> None:
-    for order in (host_messages.StartWorker(2), host_messages.EndWorker(2, None), host_messages.StartWorker(2)):
-        early.host.tell(order)
-    begins(early)
-    early.workers.start.assert_called_once_with([2])
+# --- one that makes a range of each version
+
+HALVES = Shard("node-0", 0, 32), Shard("node-1", 32, 64)
+OTHER = Peer("node-2", 1)
+BESIDE = Shard("node-1", 0, 32), Shard("node-2", 32, 64)
+IN_PIECES = msgspec.structs.replace(OFFER, slot_bytes=64, push_bytes=96, cuts=[0, 32, 64])
+BRING, DROP = host_messages.Bring((0, 0, "update"), None), host_messages.Drop((0, 0, "update"))
+
+
+def one_host(*shards: Shard, threads: int = 1, device: str = "") -> OneHost:
+    """Host node-1 with worker 1, to which what training begins with is on its way."""
+    offer = msgspec.structs.replace(IN_PIECES, device=device) if device else IN_PIECES
+    maker = OneHost((1,), 2, threads=threads, offer=offer)
+    maker.trains((1,), *shards)
+    return maker
+
+
+@pytest.fixture
+def early_maker() -> OneHost:
+    """The head makes the other half of each version."""
+    return one_host(*HALVES)
+
+
+@pytest.fixture
+def maker(early_maker: OneHost) -> OneHost:
+    """A host that trains. Two requests are over."""
+    early_maker.store_is_ready()
+    return early_maker
+
+
+def makes(maker: OneHost, version: int) -> None:
+    """This host is to make its range of the version, and has made it."""
+    maker.host.tell(host_messages.MakeRange(version, [], None, look=True))
+    maker.loop.hear(STORE, messages.store.Committed(version, 0.0, 0, None))
+
+
+def claimed(maker: OneHost) -> list[object]:
+    """Who claims the first update of worker 0."""
+    return [owner for owner, there, _ in maker.host.shelf.claims() if there == Update(0, 0)]
+
+
+def test_a_version_is_readable_once_all_its_ranges_are_here(maker: OneHost) -> None:
+    makes(maker, 1)
+    maker.pulls(1)
+    assert maker.taken() == []
+    maker.host.tell(host_messages.VersionMade(1))
+    assert maker.taken() == []
+    maker.comes(3)
+    assert maker.taken() == [(1, 1)]
+
+
+def test_a_version_that_this_host_makes_alone_is_readable_at_once() -> None:
+    maker = one_host(Shard("node-1", 0, 64))
+    maker.store_is_ready()
+    makes(maker, 1)
+    maker.host.tell(host_messages.VersionMade(1))
+    maker.pulls(1)
+    assert maker.taken() == [(1, 1)]
+
+
+@pytest.mark.parametrize(("on_gpu", "threads"), [(False, 2), (True, 5)])
+def test_a_range_is_made_on_the_cores_that_no_worker_of_this_host_keeps_busy(
+    on_gpu: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has six cores, and a worker of four threads that computes."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    maker = one_host(*HALVES, threads=4, device="NVIDIA H200" * on_gpu)
+    maker.store_is_ready()
+    maker.host.carry_out(Release(worker=1, step=0, version=0))
+    maker.host.tell(host_messages.MakeRange(1, [], None, look=True))
+    order = maker.loop.lines[STORE].sent[-1]
+    assert isinstance(order, messages.store.Commit)
+    assert order.threads == threads
+
+
+def test_an_update_is_not_kept_that_was_dropped_before_training_began_here(early_maker: OneHost) -> None:
+    for order in BRING, DROP:
+        early_maker.host.tell(order)
+    early_maker.store_is_ready()
+    assert not claimed(early_maker)
+
+
+def test_a_host_that_refuses_an_update_is_not_reached_until_the_head_has_it_dropped(maker: OneHost) -> None:
+    """It was dropped there before, as a rule, and the head is about to say so. If not, one of the two hosts is lost."""
+    reached = maker.carrier.reached = Mock()
+    for step in (0, 1):
+        maker.host.tell(host_messages.Bring((0, step, "update"), None))
+        maker.refused(3 + 2 * step)
+    assert not maker.carrier.reaches("node-0")
+    assert not claimed(maker)
+    assert not maker.reports.of(host_messages.Stored)
+    maker.host.tell(DROP)
+    assert reached.call_args_list == [call("node-0", False)] * 2
+    maker.host.tell(host_messages.Drop((0, 1, "update")))
+    assert reached.call_args_list[2:] == [call("node-0", True)]
+    assert maker.carrier.reaches("node-0")
+
+
+@pytest.mark.parametrize("said", [PeerLost("it has closed"), messages.store.StoreFailed("why")])
+def test_what_was_ordered_is_done_though_no_process_makes_ranges(
+    said: messages.Message | Exception, early_maker: OneHost
+) -> None:
+    """The run fails, and its workers are told to end."""
+    early_maker.host.tell(host_messages.TellWorker(1, messages.worker.Pause()))
+    early_maker.loop.hear(STORE, said)
+    assert len(early_maker.reports.of(host_messages.ShardLost)) == 1
+    for request in (1, 2):
+        early_maker.comes(request)
+    early_maker.workers.send.assert_called_with(1, messages.worker.Pause(), ())
+
+
+def test_a_worker_that_can_t_fork_the_process_that_makes_ranges_is_ended(early_maker: OneHost) -> None:
+    early_maker.loop.hear(STORE, PeerLost("it has closed"))
+    early_maker.workers.end.assert_called_once_with(1)
+    assert early_maker.reports.told(host_messages.ShardLost) == [
+        ("no process of its script is left there to start the parameter store",)
+    ]
+
+
+def test_the_process_that_makes_ranges_is_lost_once(maker: OneHost) -> None:
+    maker.loop.ends[7]()
+    assert len(maker.reports.of(host_messages.ShardLost)) == 1
+    maker.host.tell(host_messages.MakeRange(1, [], None, look=True))
+    assert not maker.host.shelf.has(Version(1))
+
+
+def test_a_version_whose_maker_is_lost_is_still_to_come_for_those_who_ask(maker: OneHost) -> None:
+    """Its place is free, whatever was made of it."""
+    maker.host.tell(host_messages.MakeRange(1, [], None, look=True))
+    maker.loop.hear(STORE, messages.store.Making(1, 32, 64))
+    assert maker.host.items.look(Version(1), 32, 64) == "here"
+    maker.loop.hear(STORE, messages.store.StoreFailed("no memory"))
+    assert not maker.host.shelf.has(Version(1))
+    assert maker.host.items.look(Version(1), 32, 64) == "coming"
+
+
+def asked(maker: OneHost) -> list[tuple[str, int, int]]:
+    """What is asked of other hosts, and has not come."""
+    coming = [one for record in plane_of(maker.carrier)._fetches._records.values() for one in record.coming]
+    return [(one.peer.host, one.have, one.end) for one in coming if one.have < one.end]
+
+
+def beside_another() -> OneHost:
+    """One of two hosts that make ranges, both besides the head, at version 1."""
+    maker = one_host(*BESIDE)
+    maker.carrier.meet(*OTHER)
+    plane_of(maker.carrier).connected(OTHER)
+    maker.store_is_ready()
+    makes(maker, 1)
+    maker.host.tell(host_messages.VersionMade(1))
+    return maker
+
+
+def test_a_range_is_taken_over_from_the_host_that_leaves_and_is_served_then() -> None:
+    maker = beside_another()
+    state = Attached("share 1 of node-2", 8)
+    maker.host.tell(host_messages.TakeRange("node-2", 32, 64, [1], [], state))
+    assert asked(maker) == [("node-2", 32, 64), ("node-2", 0, 8)]
+    for request in (3, 4):
+        maker.comes(request, peer=OTHER)
+    assert len(maker.reports.of(host_messages.RangeTaken)) == 1
+    assert maker.host.items.look(Version(1), 32, 64) == "here"
+    maker.host.tell(host_messages.Shards((Shard("node-1", 0, 64),), "node-2"))
+    maker.pulls(1)
+    assert maker.taken() == [(1, 1)]
+    maker.host.tell(BRING)
+    assert asked(maker) == [("node-0", 0, 64), ("node-0", 64, 64 + OFFER.flags_bytes)]
+
+
+def test_what_waits_for_an_item_goes_on_if_no_other_host_has_any_of_it_any_more() -> None:
+    maker = beside_another()
+    maker.pulls(1)
+    maker.host.tell(host_messages.Shards((Shard("node-1", 0, 64),), "node-2"))
+    assert maker.taken() == [(1, 1)]
+    assert maker.carrier.pending() == []
+
+
+# --- one without a range, that adds up its workers' updates
+
+SUM = host_messages.SumUp(1, [(1, 0, 0.5), (2, 0, 0.5)], look=True)
+ForkStore = messages.worker.ForkStore
+
+
+def adds_up(
+    own: tuple[int, ...] = (1, 2),
+    of: int = 3,
+    *shards: Shard,
+    prepared: tuple[int, ...] | None = None,
+    begins: tuple[int, ...] | None = None,
+) -> OneHost:
+    """Host node-1 with workers 1 and 2, if not others, of which all begin."""
+    adder = OneHost(own, of, "bsp", prepared=prepared, offer=IN_PIECES)
+    adder.trains(own if begins is None else begins, *shards, sums=True)
+    return adder
+
+
+@pytest.fixture
+def early_adder() -> OneHost:
+    """A host whose process is still to come."""
+    return adds_up()
+
+
+@pytest.fixture
+def adder(early_adder: OneHost) -> OneHost:
+    """All of its workers have computed a step."""
+    computed(early_adder)
+    return early_adder
+
+
+def computed(adder: OneHost) -> None:
+    """The process is there, so is what training begins with, and all workers have computed a step."""
+    adder.store_is_ready()
+    for worker in adder.own:
+        adder.host.carry_out(Release(worker=worker, step=0, version=0, parameters="held"))
+        adder.finished(worker, 0)
+
+
+def lost(adder: OneHost) -> list[str]:
+    """Why the head was told that nothing is added up here any more."""
+    return [event.why for event in adder.reports.of(host_messages.SumsLost)]
+
+
+def begins_without(adder: OneHost, *why: str) -> None:
+    """Training begins there once all is there, and the head was told so of sums."""
+    adder.comes(1)
+    adder.comes(2)
+    assert len(adder.reports.of(host_messages.Begun)) == 1
+    assert lost(adder) == [*why]
+
+
+def test_the_process_is_forked_before_training_begins_and_makes_no_range(early_adder: OneHost) -> None:
+    assert early_adder.told(ForkStore) == [1]
+    (order,) = [call.args[1] for call in early_adder.workers.send.call_args_list]
+    assert (order.begin, order.end, order.steps) == (0, 0, False)
+    assert early_adder.carrier.pending() == []
+    early_adder.store_is_ready()
+    assert len(early_adder.reports.of(host_messages.Begun)) == 1
+    assert not early_adder.host.tells, "no gradients are told early where they are added up"
+
+
+def test_where_none_trains_so_far_a_worker_that_waits_in_prepare_forks_it() -> None:
+    assert adds_up(prepared=(2,), begins=()).told(ForkStore) == [2]
+
+
+def test_a_sum_is_served_as_it_is_made(adder: OneHost) -> None:
+    adder.host.tell(SUM)
+    assert adder.host.items.look(Sum(1), 0, 32) == "coming"
+    adder.loop.hear(STORE, messages.store.Summing(1, 0, 32))
+    assert [adder.host.items.look(Sum(1), 0, end) for end in (32, 64)] == ["here", "coming"]
+    adder.loop.hear(STORE, messages.store.Summed(1, ("weight", 2)))
+    assert adder.host.items.look(Sum(1), 0, 64) == "here"
+    assert adder.reports.told(host_messages.SumNotFinite) == [("weight", 2)]
+    adder.host.tell(host_messages.DropSum(1))
+    assert not adder.host.shelf.has(Sum(1))
+    assert adder.host.shelf.has(Update(1, 0))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_there_is_a_place_for_every_sum_though_void_ones_are_still_being_made(before: bool) -> None:
+    """Worker 4 has died as its update was being added up. The sum of the head's host comes before that, or after it."""
+    own = (2, 3, 4)
+    adder = adds_up(own, 5, Shard("node-0", 0, 32), Shard("node-1", 32, 64))
+    computed(adder)
+
+    def ordered(number: int, *workers: int) -> None:
+        adder.host.tell(host_messages.SumUp(number, [(worker, 0, 1 / len(workers)) for worker in workers], look=True))
+        adder.host.tell(host_messages.Bring((number, "sum"), "node-1"))
+
+    def void(number: int) -> None:
+        adder.host.tell(host_messages.DropSum(number))
+        adder.host.tell(host_messages.Drop((number, "sum")))
+
+    def of_the_heads() -> None:
+        adder.host.tell(host_messages.Bring((2, "sum"), "node-0"))
+        adder.comes(3)
+        adder.comes(4)
+
+    ordered(1, *own)
+    if before:
+        of_the_heads()
+    void(1)
+    ordered(3, 2, 3)
+    if not before:
+        of_the_heads()
+    stored = [summand_of(event.item).number for event in adder.reports.of(host_messages.Stored)]
+    assert stored == ([1, 2, 3] if before else [1, 3, 2])
+
+
+def test_the_next_worker_forks_the_process_where_the_lowest_dies_before_it_has(early_adder: OneHost) -> None:
+    early_adder.gone(1, 9)
+    early_adder.loop.hear(STORE, PeerLost("it has closed"))
+    assert early_adder.told(ForkStore) == [1, 2]
+    early_adder.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
+    begins_without(early_adder)
+
+
+NOBODY = "no process of its script is left there to start the process that adds up"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([PeerLost("it has closed")] * 2, NOBODY),
+        ([messages.store.StoreFailed("no memory")], "the process that adds up failed: no memory"),
+    ],
+)
+def test_without_the_process_training_begins_and_the_head_is_told(
+    said: list[messages.Message | Exception], why: str, early_adder: OneHost
+) -> None:
+    for one in said:
+        early_adder.loop.hear(STORE, one)
+    begins_without(early_adder, why)
+    early_adder.workers.end.assert_not_called()
+    assert not early_adder.reports.of(host_messages.ShardLost)
+
+
+def test_a_worker_that_can_t_fork_the_process_goes_on_and_the_run_does(early_adder: OneHost) -> None:
+    early_adder.reports.events.clear()
+    early_adder.says(2, messages.worker.StoreNotForked("another one's"))
+    early_adder.says(1, messages.worker.StoreNotForked("no process"))
+    begins_without(early_adder, "the process that adds up can't be started: no process")
+    assert early_adder.reports.of(WorkerSaid) == [WorkerSaid(2, messages.worker.StoreNotForked("another one's"))]
+
+
+def test_where_no_worker_is_left_to_fork_the_process_the_host_begins_without() -> None:
+    adder = adds_up(prepared=(), begins=())
+    assert adder.told(ForkStore) == []
+    assert lost(adder) == [NOBODY]
+
+
+def test_a_process_that_dies_leaves_updates_that_are_here_and_sums_that_the_head_calls_void(adder: OneHost) -> None:
+    adder.host.tell(SUM)
+    adder.loop.ends[7]()
+    assert lost(adder) == ["the process that adds up died"]
+    assert adder.host.items.look(Sum(1), 0, 32) == "coming"
+    adder.host.tell(msgspec.structs.replace(SUM, number=2))
+    for number in (1, 2):
+        adder.host.tell(host_messages.DropSum(number))
+        assert not adder.host.shelf.has(Sum(number))
+    assert adder.host.items.look(Update(1, 0), 0, 64) == "here"

@@ -1,7 +1,8 @@
 """Frames that are broken in transit, or by somebody who has the token: they end their own connection at most.
 
 Whoever speaks here has opened a connection, and says what hosts say, with bytes that are changed, lost, doubled or
-added. Another connection goes on beside it. What comes before a connection is opened is in `test_door.py`.
+added. Another connection goes on beside it. What comes before a connection is opened is in `test_door.py`. What the
+side that has dialled makes of broken frames is in `tests/fabric/test_control_walk.py` and `test_bulk.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ import contextlib
 import os
 import random
 import socket
-import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
@@ -20,31 +19,21 @@ import pytest
 from paceline.core.items import Version
 from paceline.ipc.endpoint import LENGTH
 from paceline.net import control, link
-from paceline.net.control import Hello, HostEnd, Refused
-from paceline.net.handshake import dial
-from paceline.net.link import HostLink
-from paceline.net.listener import HostListener
-from paceline.net.numbered import Acknowledged, Beat, BeatHeard, Data, Frame, written
-from paceline.net.tcp import listen
+from paceline.net.control import Hello
+from paceline.net.numbered import Acknowledged, Beat, Data, Frame, written
 from paceline.transfer import data_connection
-from paceline.transfer.data_connection import BytesFrame, Cancel, Dialler, Fetch, Never
-from support.carriers import Side, Two, contents, hello
-from support.clusters import EACH_KEYS, AtHost, Cluster, Order, Told
+from paceline.transfer.data_connection import BytesFrame, Cancel, Fetch, Never
+from support.carriers import Two, contents, hello
+from support.clusters import EACH_KEYS, Cluster, Told
+from support.lobby import opened
 from support.planes import meet
-from support.seeds import each_seed
+from support.processes import descriptors
 
 MOST_MORE = 48 << 20
 """Bytes that the process may have more at the end than at the beginning: several times what one connection may take."""
-PATIENCE = 30.0
 
 BODY = msgspec.msgpack.encode(Told(1))
 TO_HEAD: list[Frame] = [Data(1, 0, BODY), Data(2, 0, BODY), Acknowledged(0), Beat(1, 0)]
-TO_HOST: list[Frame] = [
-    *(Data(number, 0, msgspec.msgpack.encode(Order(1, bytes(100)))) for number in (1, 2)),
-    Acknowledged(0),
-    BeatHeard(1, 0),
-    Refused("why"),
-]
 BULK: list[Frame] = [
     Fetch(1, 0, 1, ("version", 1), 0, 10),
     Fetch(2, 0, 9, (1, "version"), 0, 10),
@@ -93,223 +82,33 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-class Fuzz:
-    """Somebody who speaks to one end of ours, again and again."""
-
-    loop: Any
-
-    def say(self, data: bytes, rng: random.Random) -> None:
-        """Say it over a connection of its own, and go."""
-        raise NotImplementedError
-
-    def alive(self) -> None:
-        """What goes on beside it does go on."""
-        raise NotImplementedError
-
-    def first(self) -> Hello:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def until(self, there: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not there():
-            assert time.monotonic() < deadline, "it never came to that"
-            self.loop.wait(0.02)
-
-    def said_over(self, end: Any, data: bytes, rng: random.Random) -> None:
-        """Say it, in parts, and leave, in order or not."""
-        end.setblocking(True)
-        at = rng.randrange(len(data) + 1)
-        with contextlib.suppress(OSError):  # it was closed
-            end.settimeout(1.0)
-            for part in (data[:at], data[at:]):
-                if part:
-                    end.send(part)
-                self.loop.wait(0.0)
-            if rng.random() < 0.5:
-                end.shutdown(socket.SHUT_WR)
-                self.loop.wait(0.0)
-        end.close()
-        self.loop.wait(0.0)
+def speaks(at: Cluster | Two, purpose: str, data: bytes, rng: random.Random) -> None:
+    """Say it over a connection of its own, in parts, and leave, in order or not."""
+    end, cut = opened(at, purpose), rng.randrange(len(data) + 1)
+    end.setblocking(True)
+    with contextlib.suppress(OSError):  # it was closed
+        end.settimeout(1.0)
+        for part in (data[:cut], data[cut:]):
+            if part:
+                end.send(part)
+            at.loop.wait(0.0)
+        if rng.random() < 0.5:
+            end.shutdown(socket.SHUT_WR)
+            at.loop.wait(0.0)
+    end.close()
+    at.loop.wait(0.0)
 
 
-class AtTheHead(Fuzz):
-    """A host's control connection, to the head."""
-
-    others = TO_HEAD
-
-    def __init__(self, keys: Any) -> None:
-        self.cluster = Cluster(keys)
-        self.loop = self.cluster.loop
-        self.good, self.at_good = self.cluster.host("good")
-        self.until(lambda: self.at_good.incarnation)
-        admit = self.cluster.head.came
-
-        def came(connection: int, host: str) -> None:
-            if host == "fuzz":
-                admit(connection, host)
-            else:  # as the membership does
-                self.cluster.head.link.refuse(connection, "it is no host of this run")
-
-        self.cluster.head.came = came  # type: ignore[method-assign]
-        self.told = 0
-
-    def first(self) -> Hello:
-        return Hello("fuzz", os.urandom(8), 0, 0)
-
-    def say(self, data: bytes, rng: random.Random) -> None:
-        came: list[Any] = []
-        dial(
-            self.cluster.door.address,
-            self.cluster.keys,
-            link.PURPOSE,
-            self.loop,
-            opened=came.append,
-            failed=lambda why, final: came.append(None),
-        )
-        self.until(lambda: came)
-        self.said_over(came[0], data, rng)
-
-    def alive(self) -> None:
-        self.told += 1
-        value = 1_000_000 + self.told
-        self.good.send(Told(value))
-        self.until(lambda: value in self.cluster.head.values)
-        self.cluster.head.values.clear()
-        self.cluster.head.events.clear()
-        assert self.at_good.connections == 1
-
-    def close(self) -> None:
-        self.until(lambda: len(self.cluster.head.link._streams) == 1)
-        self.cluster.close()
-
-
-class AtTheHost(Fuzz):
-    """The head's control connection, to a host."""
-
-    others = TO_HOST
-
-    def __init__(self, keys: Any) -> None:
-        self.cluster = Cluster(keys)
-        self.loop = self.cluster.loop
-        self.keys = keys
-        self.good, self.at_good = self.cluster.host("good")
-        self.until(lambda: self.at_good.incarnation)
-        self.lines: list[str] = []
-        self.ends: list[Any] = []
-        self.door = HostListener(listen(), self.loop, keys, self.lines.append)
-        self.door.serves(link.PURPOSE, self.ends.append)
-
-    def first(self) -> Hello:
-        return Hello("a", b"head", 1, 0)
-
-    def say(self, data: bytes, rng: random.Random) -> None:
-        end = HostEnd("b", os.urandom(8), Order, timeout=15.0)
-        link = HostLink(end, self.door.address, self.keys, self.loop, AtHost(), 15.0)
-        self.until(lambda: self.ends)
-        self.said_over(self.ends.pop(), data, rng)
-        link.close()
-        for one in self.ends:
-            one.close()
-        self.ends.clear()
-
-    def alive(self) -> None:
-        self.good.send(Told(7))
-        self.until(lambda: 7 in self.cluster.head.values)
-        self.cluster.head.values.clear()
-
-    def close(self) -> None:
-        self.door.close()
-        for one in self.ends:
-            one.close()
-        self.cluster.close()
-
-
-class AtThePort(Fuzz):
-    """Another host's data connection, to the host that was dialled."""
-
-    others = BULK
-
-    def __init__(self, keys: Any) -> None:
-        self.two = Two(keys=keys)
-        self.loop = self.two.loop
-        self.two.connect()
-        self.two.a.has[Version(1)] = contents(10)
-        self.two.port.expect(meet(self.two.a.carrier, "fuzz", 1))
-        self.number = 1
-        self.two.a.hosts = {Version(n): [("fuzz", 0, 10)] for n in range(100, 103)}
-        for item in self.two.a.hosts:
-            self.two.a.fetch(item, 10)  # which it is asked for over every connection, and may answer
-
-    def first(self) -> Hello:
-        return hello("fuzz", 1)
-
-    def say(self, data: bytes, rng: random.Random) -> None:
-        came: list[Any] = []
-        dial(
-            self.two.door.address,
-            self.two.keys,
-            data_connection.PURPOSE,
-            self.loop,
-            opened=came.append,
-            failed=lambda why, final: came.append(None),
-        )
-        self.until(lambda: came)
-        self.said_over(came[0], data, rng)
-
-    def alive(self) -> None:
-        got = self.two.b.fetch(Version(1), 10)
-        self.until(lambda: got.done)
-        assert got.memory == contents(10)
-
-    def close(self) -> None:
-        self.until(lambda: not self.two.a.held)
-        self.two.close()
-
-
-class AtTheDialler(Fuzz):
-    """The data connection of a host that was dialled, to the one that has dialled."""
-
-    others = BULK
-
-    def __init__(self, keys: Any) -> None:
-        self.two = Two(keys=keys)
-        self.loop = self.two.loop
-        self.two.connect()
-        self.two.a.has[Version(1)] = contents(10)
-        self.side = Side("fuzz", 1)
-        self.side.fetch(Version(1), 10)
-        self.side.fetch(Version(2), 10)
-        self.lines: list[str] = []
-        self.ends: list[Any] = []
-        self.door = HostListener(listen(), self.loop, keys, self.lines.append)
-        self.door.serves(data_connection.PURPOSE, self.ends.append)
-        to = self.side.bulk, self.door.address, keys
-        self.dialler = Dialler(*to, self.loop, hello("here", 1), self.lines.append)
-
-    def first(self) -> Hello:
-        return hello("fuzz", 1)
-
-    def say(self, data: bytes, rng: random.Random) -> None:
-        self.until(lambda: self.ends)
-        self.said_over(self.ends.pop(), data, rng)
-
-    def alive(self) -> None:
-        got = self.two.b.fetch(Version(1), 10)
-        self.until(lambda: got.done)
-
-    def close(self) -> None:
-        self.dialler.close()
-        self.door.close()
-        self.side.carrier.close()
-        for end in self.ends:
-            end.close()
-        self.two.close()
-
-
-TARGETS: list[Callable[[Any], Any]] = [AtTheHead, AtTheHost, AtThePort, AtTheDialler]
+def break_frames(count: int, say: Callable[[], None], alive: Callable[[], None]) -> None:
+    """Have so much said, while what goes on beside it does go on, and nothing is kept of what was said."""
+    files, before = descriptors(), 0
+    for number in range(count):
+        say()
+        if number % 25 == 24:
+            alive()
+            before = before or resident()
+    assert descriptors() <= files + 40
+    assert resident() < before + MOST_MORE
 
 
 @pytest.fixture(autouse=True)
@@ -319,32 +118,59 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "LONGEST_PAUSE", 0.0005)
 
 
-def break_frames(target: Callable[[Any], Any], keys: str, seed: int, count: int) -> None:
-    rng = random.Random(f"{target.__name__} {keys} {seed}")
-    fuzz = target(EACH_KEYS[keys]())
-    files, before = len(os.listdir("/proc/self/fd")), 0
-    for number in range(count):
-        fuzz.say(sequence(rng, fuzz.first(), fuzz.others), rng)
-        if number % 25 == 24:
-            fuzz.alive()
-            before = before or resident()
-    fuzz.alive()
-    assert len(os.listdir("/proc/self/fd")) <= files + 40
-    assert resident() < before + MOST_MORE
-    fuzz.close()
+each_count = pytest.mark.parametrize(("seed", "count"), [(0, 50), pytest.param(1, 2500, marks=pytest.mark.long)])
+each_keys = pytest.mark.parametrize("keys", EACH_KEYS)
 
 
-@pytest.mark.parametrize("keys", EACH_KEYS)
-@pytest.mark.parametrize("target", TARGETS)
-def test_mutated_frames_end_their_own_connection_at_most(target: Callable[[Any], Any], keys: str) -> None:
-    break_frames(target, keys, 0, 50)
+@each_keys
+@each_count
+def test_mutated_frames_of_control_end_their_own_connection_at_most(keys: str, seed: int, count: int) -> None:
+    cluster, rng = Cluster(EACH_KEYS[keys]()), random.Random(f"control {keys} {seed}")
+    good, at_good = cluster.host("good")
+    cluster.until(lambda: at_good.incarnation)
+    admit = cluster.head.came
+
+    def came(connection: int, host: str) -> None:
+        if host == "fuzz":
+            admit(connection, host)
+        else:  # as the membership does
+            cluster.head.link.refuse(connection, "it is no host of this run")
+
+    def alive() -> None:
+        good.send(Told(1_000_000))
+        cluster.until(lambda: 1_000_000 in cluster.head.values)
+        cluster.head.values.clear()
+        cluster.head.events.clear()
+        assert at_good.connections == 1
+
+    def say() -> None:
+        speaks(cluster, link.PURPOSE, sequence(rng, Hello("fuzz", os.urandom(8), 0, 0), TO_HEAD), rng)
+
+    cluster.head.came = came  # type: ignore[method-assign]
+    break_frames(count, say, alive)
+    cluster.until(lambda: len(cluster.head.link._streams) == 1)
+    cluster.close()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("keys", EACH_KEYS)
-@pytest.mark.parametrize("target", TARGETS)
-@each_seed(range(1, 6))
-def test_ten_thousand_mutated_sequences_end_their_own_connections_at_most(
-    target: Callable[[Any], Any], keys: str, seed: int
-) -> None:
-    break_frames(target, keys, seed, 250)
+@each_keys
+@each_count
+def test_mutated_frames_of_data_end_their_own_connection_at_most(keys: str, seed: int, count: int) -> None:
+    two, rng = Two(keys=EACH_KEYS[keys]()), random.Random(f"data {keys} {seed}")
+    two.connect()
+    two.a.has[Version(1)] = contents(10)
+    two.port.expect(meet(two.a.carrier, "fuzz", 1))
+    two.a.hosts = {Version(number): [("fuzz", 0, 10)] for number in range(100, 103)}
+    for item in two.a.hosts:
+        two.a.fetch(item, 10)  # which it is asked for over every connection, and may answer
+
+    def alive() -> None:
+        got = two.b.fetch(Version(1), 10)
+        two.until(lambda: got.done)
+        assert got.memory == contents(10)
+
+    def say() -> None:
+        speaks(two, data_connection.PURPOSE, sequence(rng, hello("fuzz", 1), BULK), rng)
+
+    break_frames(count, say, alive)
+    two.until(lambda: not two.a.held)
+    two.close()

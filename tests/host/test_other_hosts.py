@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock, call, patch
+from unittest.mock import Mock, patch
 
-import msgspec
 import pytest
 from msgspec import structs
 
-from paceline.core.facts import ParametersTaken
-from paceline.core.items import Blob, Replica, Version
+from paceline.core.items import Blob, Version
 from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, RunFailed
 from paceline.host import messages as host_messages
 from paceline.host.attachments import Attachments
-from paceline.host.cluster import Cluster
 from paceline.host.contract import NotHere
-from paceline.host.events import Attached, AwaitsPlace, Computes, ComputesTaken, VersionBrought, WorkerEnded, WorkerSaid
+from paceline.host.events import Attached, Computes, VersionBrought, WorkerEnded, WorkerSaid
 from paceline.host.item_table import ItemTable
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.remote_host import RemoteHost
-from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.reports.shards import ShardReports
-from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
@@ -38,14 +30,15 @@ from support.reports import Reports
 from support.run_state import OFFER
 
 DECLINED = messages.worker.Declined()
+HALVES = [Shard("node-0", 0, 32), Shard("node-1", 32, 64)]
 
 
 class Several:
     """The head, and one other host with workers 2 and 3."""
 
-    def __init__(self) -> None:
+    def __init__(self, shards: Sequence[Shard] = ()) -> None:
         self.head, self.carrier, self.reports = (
-            Mock(shards=(), owns_replicas=False, shards_on=()),
+            Mock(shards=shards, owns_replicas=False, shards_on=()),
             Mock(),
             Reports(),
         )
@@ -60,7 +53,8 @@ class Several:
         self.head.attachments = Attachments("node-0", self.carrier)
         self.head.here.items = ItemTable(Shelf(), {Blob: self.head.attachments}, Mock(), Mock())
         self.head.shard_reports = ShardReports(self.head, self.reports, lambda: self.at)
-        self.directory = Mock(amiss=self._amiss, neighbours=lambda *_: ())
+        self.neighbours = Mock(return_value=())
+        self.directory = Mock(amiss=self._amiss, neighbours=self.neighbours)
         other = RemoteHost("node-1", range(2, 4), self.told.append)
         self.hosts = OtherHosts(self.head, [other], self.carrier, self.reports, self.directory, lambda: self.at)
         self.head.others = self.hosts
@@ -116,15 +110,6 @@ class Several:
         return Blob(said.attached.name)
 
 
-def test_what_training_begins_with_is_not_kept_for_a_host_that_is_lost() -> None:
-    several = Several()
-    several.hosts.begin([0, 1, 2, 3])
-    several.head.lends_beginning.assert_called_once_with("node-1", [2, 3])
-    several.hosts.lost("node-1", "silent for 15.0 s")
-    several.head.versions.begun.assert_called_once_with("node-1")
-    assert [event.worker for event in several.reports.of(WorkerEnded)] == [2, 3]
-
-
 def test_the_end_of_another_hosts_fetch_is_when_the_head_hears_of_it() -> None:
     """Clocks of two hosts are never compared: only the length is the other host's."""
     several = Several()
@@ -148,27 +133,6 @@ def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it
     several.takes(2, 3)
     several.takes(2, 7)
     assert several.reports.told(VersionBrought)[2:] == [(2, 3.5, 4.0)]
-
-
-def test_a_worker_computes_as_it_has_taken_the_version_of_its_step_unless_it_awaits_a_place() -> None:
-    several = Several()
-    several.hosts.begin([0, 1, 2, 3])
-    told = several.reports
-
-    def released(worker: int) -> None:
-        several.hosts.carry_out(Release(worker=worker, step=0, version=3))
-
-    several.hosts.carry_out(StartPull(worker=2, version=3))
-    several.say(host_messages.Taken(2, 3))
-    assert not told.of(Computes)
-    released(2)
-    several.say(host_messages.Taken(2, 3))
-    assert told.of(ComputesTaken) == [ComputesTaken(2)]
-    released(3)
-    several.say(AwaitsPlace(3), host_messages.Taken(3, 3))
-    assert told.of(ComputesTaken) == [ComputesTaken(2)]
-    several.say(Computes(3))
-    assert told.of(Computes) == [Computes(3)]
 
 
 def test_a_worker_that_comes_back_does_not_compute_as_the_one_before_it_was_to() -> None:
@@ -208,16 +172,6 @@ def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again
         host_messages.Train,
         host_messages.AdmitWorker,
     ]
-
-
-def test_nobody_is_told_that_a_worker_which_has_left_has_a_version() -> None:
-    """Its host may say so while it is told that the worker has left."""
-    several = Several()
-    several.hosts.begin([0, 1, 2, 3])
-    several.takes(2, 0)
-    several.hosts.left(2, died=False)
-    several.hosts.reports.delivered("node-1", host_messages.Taken(2, 1))
-    assert [fact.version for fact in several.reports.of(ParametersTaken)] == [0]
 
 
 @pytest.mark.parametrize("at_the_head", [False, True])
@@ -351,20 +305,6 @@ def test_what_a_worker_says_is_heard_in_order_though_some_of_it_has_to_be_fetche
     assert several.told == [host_messages.AttachmentFetched("one"), host_messages.AttachmentFetched("two")]
 
 
-def test_a_message_that_comes_along_itself_is_heard_in_order_too() -> None:
-    several = Several()
-    said = messages.worker.Remarked("a long line")
-    body = msgspec.msgpack.encode(said)
-    several.say(
-        WorkerSaid(2, None, Attached("one", len(body))),
-        WorkerSaid(2, DECLINED),
-    )
-    assert several.heard == []
-    several.comes("one")(body)
-    assert several.heard == [(2, said, []), (2, DECLINED, [])]
-    assert several.told == [host_messages.AttachmentFetched("one")]
-
-
 def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
     several = Several()
     several.say(kept("one"))
@@ -379,24 +319,22 @@ def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
     ("said", "why"),
     [
         (WorkerSaid(2, None), "a worker has said nothing"),
-        (
-            WorkerSaid(2, None, Attached("one", (128 << 20) + 1)),
-            "it would have 134,217,729 bytes",
-        ),
+        (WorkerSaid(2, None, Attached("one", (128 << 20) + 1)), "it would have 134,217,729 bytes"),
         (WorkerEnded(3, 127), "no process ends with status 127"),
         (host_messages.Taken(2, 8), "version 8 is not there to be taken"),
         (host_messages.Taken(2, 6), "worker 2 was not to pull version 6"),
         (WorkerSaid(2, messages.worker.Stepped(4, None)), "it sent Stepped out of turn"),
         (WorkerSaid(2, messages.worker.StoreNotForked("why")), "it was to have no store"),
-        (
-            WorkerSaid(2, DECLINED, Attached("one", 4)),
-            "nothing comes along with a Declined",
-        ),
+        (WorkerSaid(2, DECLINED, Attached("one", 4)), "nothing comes along with a Declined"),
+        (host_messages.RangeTaken(), "it was to take over no range"),
     ],
 )
 def test_what_a_host_may_not_say_is_refused_before_anybody_hears_of_it(said: messages.Message, why: str) -> None:
     several = Several()
+    with pytest.raises(MessageUnreadable, match="version 0 is not there to be taken"):
+        several.say(host_messages.Taken(2, 0))
     several.hosts.begin([0, 1, 2, 3])
+    several.head.shards = HALVES
     with pytest.raises(MessageUnreadable, match=why):
         several.say(said)
     assert several.heard == several.reports.events == []
@@ -414,11 +352,6 @@ def test_a_worker_that_has_ended_says_no_more() -> None:
     assert several.heard == [(2, DECLINED, [])]
 
 
-def test_no_version_is_taken_where_training_has_not_begun() -> None:
-    with pytest.raises(MessageUnreadable, match="version 0 is not there to be taken"):
-        Several().say(host_messages.Taken(2, 0))
-
-
 def test_a_worker_is_ended_whose_message_that_comes_along_can_not_be_read() -> None:
     several = Several()
     several.say(WorkerSaid(2, None, Attached("one", 4)))
@@ -430,19 +363,13 @@ def test_a_worker_is_ended_whose_message_that_comes_along_can_not_be_read() -> N
     assert several.heard == []
 
 
-def test_a_worker_is_ended_if_there_is_no_room_for_what_comes_along() -> None:
+@pytest.mark.parametrize("size", [1 << 62, 1 << 44])  # an empty file of the second takes nothing
+def test_a_worker_is_ended_if_there_is_no_room_for_what_comes_along(size: int) -> None:
     several = Several()
-    several.say(WorkerSaid(2, messages.worker.Kept(1, 4, 0, None), Attached("one", 1 << 62)))
+    several.say(WorkerSaid(2, kept_of("one"), Attached("one", size)))
     (told,) = several.told
     assert isinstance(told, host_messages.EndWorker)
-    assert told.why is not None
-    assert told.why.startswith("what comes along with its message has no room here: ")
-
-
-def test_what_comes_along_has_no_room_if_it_is_more_than_the_memory_that_is_left() -> None:
-    several = Several()
-    several.say(WorkerSaid(2, kept_of("one"), Attached("one", 1 << 44)))  # of which an empty file takes nothing
-    assert [type(one) for one in several.told] == [host_messages.EndWorker]
+    assert (told.why or "").startswith("what comes along with its message has no room here: ")
 
 
 def test_a_host_whose_worker_says_without_end_while_something_is_to_come_along_is_ended() -> None:
@@ -477,20 +404,6 @@ def test_what_a_host_had_not_handed_over_when_it_was_lost_is_never_heard() -> No
     assert several.reports.told(WorkerEnded) == [(2, 0), (3, 9)]
 
 
-HALVES = [Shard("node-0", 0, 32), Shard("node-1", 32, 64)]
-
-
-def test_a_version_lacks_the_range_of_a_host_that_is_lost() -> None:
-    """Who fetches it hears that it can't come, and never sees the rest for all of it."""
-    several = Several()
-    memory: Any = SimpleNamespace(offer=structs.replace(OFFER, cuts=[0, *(one.end for one in HALVES)]))
-    here = {"name": "node-0", "head": "node-0", "host_of": Mock(), "of_replicas": False}
-    versions = Versions(Mock(), memory, Mock(), **here)
-    versions.shards = several.head.shards = HALVES
-    several.hosts.lost("node-1", "silent for 15.0 s")
-    assert versions.ranges(Version(3)) == HALVES[1:]
-
-
 @pytest.mark.parametrize("prepared", [False, True])
 def test_training_can_t_begin_without_a_host_that_makes_a_range_and_is_lost(prepared: bool) -> None:
     """It may be lost before the ranges are cut, or after."""
@@ -500,150 +413,69 @@ def test_training_can_t_begin_without_a_host_that_makes_a_range_and_is_lost(prep
     assert several.head.loses.called == prepared
     several.head.shards = HALVES
     assert several.hosts.why_not([0, 1]) == "host node-1 was to make a part of every version, and it is lost"
-
-
-def test_training_can_t_begin_without_any_worker_of_a_host_that_makes_a_range() -> None:
-    several = Several()
-    several.head.shards = HALVES
-    assert several.hosts.why_not([0, 3]) == ""
-    assert several.hosts.why_not([0, 1]).endswith("none of its workers has come to prepare()")
+    assert Several(HALVES).hosts.why_not([0, 3]) == ""
+    assert Several(HALVES).hosts.why_not([0, 1]).endswith("none of its workers has come to prepare()")
 
 
 def test_only_hosts_that_begin_exchange_ranges() -> None:
     """Another one would never connect, and be given up for that."""
-    head, told = Mock(shards=HALVES, newest=0), list[messages.Message]()
-    head.goes_on.return_value = None
-    absent = RemoteHost("node-2", range(4, 6), told.append)
-    hosts = OtherHosts(
-        head,
-        [RemoteHost("node-1", range(2, 4), Mock()), absent],
-        Mock(),
-        Mock(),
-        directory := Mock(neighbours=Mock(return_value=())),
-        lambda: 0.0,
-    )
-    near = directory.neighbours
-    head.store_reports.state = os.memfd_create("state")
-    os.write(head.store_reports.state, b"state")
-    hosts.begin([0, 1, 2])
-    os.close(head.store_reports.state)
-    near.assert_called_once_with("node-1", {"node-1"})
+    several, told = Several(HALVES), list[messages.Message]()
+    several.hosts.adds(RemoteHost("node-2", range(4, 6), told.append))
+    several.head.store_reports.state = os.memfd_create("state")
+    os.write(several.head.store_reports.state, b"state")
+    told.clear()
+    several.hosts.begin([0, 1, 2])
+    os.close(several.head.store_reports.state)
+    several.neighbours.assert_called_once_with("node-1", {"node-1"})
     assert told == []
 
 
-def test_a_share_of_the_state_that_has_no_room_is_said_to_be_lacking() -> None:
-    several = Several()
-    several.head.shards = HALVES
-    with patch("paceline.host.attachments.empty_file", side_effect=OSError(28, "No space left on device")):
-        several.say(host_messages.StatePacked(3, None, Attached("share 3 of node-1", 40)))
-    lacking = "host node-1's part of it has no room here: No space left on device"
-    several.head.shares.came.assert_called_once_with(3, lacking, None)
-    assert several.told == [host_messages.AttachmentFetched("share 3 of node-1")]
-
-
-def test_a_share_of_the_state_that_can_not_come_is_said_to_be_lacking() -> None:
-    several = Several()
-    several.head.shards = HALVES
-    several.say(host_messages.StatePacked(3, None, Attached("share 3 of node-1", 40)))
-    several.comes("share 3 of node-1")(why="it is not here any more")
-    lacking = "host node-1's part of it can't come: it is not here any more"
-    several.head.shares.came.assert_called_once_with(3, lacking, None)
-
-
-def test_the_store_is_lost_that_lacks_a_range_of_a_version_which_can_not_come() -> None:
-    head, then = Mock(_numbers=count()), Mock()
-    Cluster.brings(head, 3, then)
-    head.carrier.fetch.call_args.args[3]("it is not here any more")
-    head.loses.assert_called_once_with("version 3 can't come: it is not here any more")
-    assert not then.called
-
-
-def told_replicas(head: Mock) -> list[tuple[str, messages.Message]]:
-    """What each host was ordered of replicas."""
-    return [call.args for call in head.tell_replicas.call_args_list]
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_host_that_does_not_give_a_replica_is_ended_and_its_loss_is_told_once(lost: bool) -> None:
-    head, there, failed = Mock(), {"node-0", "node-1"}, Mock()
-    head.name = "node-0"
-    head.others.is_there = there.__contains__
-    transfers, amiss = ReplicaTransfers(head, Mock(lies_at=lambda replica: "node-1")), head.others.amiss
-    transfers.carry(("test",), Replica(2, 5), "node-0", Mock(), failed)
-    if lost:
-        there.discard("node-1")
-    (number,) = [told.number for _, told in told_replicas(head) if isinstance(told, host_messages.CopyItem)]
-    transfers.never_comes(number, "why")
-    failed.assert_called_once_with("why")
-    item = (2, 5, "replica")
-    assert told_replicas(head) == [
-        ("node-1", host_messages.KeepItem(item)),
-        ("node-0", host_messages.CopyItem(number, item, "node-1")),
-        ("node-1", host_messages.ReleaseItem(item)),
-        ("node-0", host_messages.DropCopy(number)),
-    ]
-    assert amiss.call_args_list == ([] if lost else [call("node-1", "it does not give a replica: why")])
+@pytest.mark.parametrize("room", [True, False])
+def test_a_share_of_the_state_that_can_not_come_or_has_no_room_is_said_to_be_lacking(room: bool) -> None:
+    several, why = Several(HALVES), "can't come: it is not here any more"
+    said = host_messages.StatePacked(3, None, Attached("share 3 of node-1", 40))
+    if room:
+        several.say(said)
+        several.comes("share 3 of node-1")(why="it is not here any more")
+    else:
+        why = "has no room here: No space left on device"
+        with patch("paceline.host.attachments.empty_file", side_effect=OSError(28, "No space left on device")):
+            several.say(said)
+        assert several.told == [host_messages.AttachmentFetched("share 3 of node-1")]
+    several.head.shares.came.assert_called_once_with(3, f"host node-1's part of it {why}", None)
 
 
 def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that_leaves() -> None:
-    told: dict[str, list[messages.Message]] = {name: [] for name in ("node-1", "node-2", "node-3")}
-    head, carrier = Mock(shards=(), newest=7), Mock()
-    head.name, head.arrivals.taken.return_value = "node-0", ["arrived"]
-    head.goes_on.return_value = None
-    others = [RemoteHost(name, range(2 * n, 2 * n + 2), told[name].append) for n, name in enumerate(told, 1)]
-    reports = Reports()
-    hosts = OtherHosts(head, others, carrier, reports, Mock(), lambda: 3.0)
-    hosts.begin([0, 1, 2, 4])  # none of node-3's has come
+    several = Several()
+    told: dict[str, list[messages.Message]] = {"node-1": several.told, "node-2": [], "node-3": []}
+    for number, name in enumerate(("node-2", "node-3"), 2):
+        several.hosts.adds(RemoteHost(name, range(2 * number, 2 * number + 2), told[name].append))
+    several.hosts.begin([0, 1, 2, 4])  # none of node-3's has come
+    several.at, several.head.arrivals.taken.return_value = 3.0, ["arrived"]
     for said in told.values():
         said.clear()
-    hosts._recut([Shard("node-0", 0, 40), Shard("node-2", 40, 90)], "node-1")
-    shards = host_messages.Shards((Shard("node-0", 0, 40), Shard("node-2", 40, 90)), "node-1")
-    assert told == {"node-1": [], "node-2": [shards], "node-3": []}
-    head.arrivals.taken.assert_called_once_with(3.0)
-    assert reports.events == ["arrived"]
-    assert carrier.again.call_args.args[0](Version(1))
-
-
-def test_a_host_that_was_to_take_over_nothing_may_not_say_that_it_has() -> None:
-    several = Several()
-    several.head.shards = HALVES
-    with pytest.raises(MessageUnreadable, match="it was to take over no range"):
-        several.say(host_messages.RangeTaken())
+    cuts = Shard("node-0", 0, 40), Shard("node-2", 40, 90)
+    several.hosts._recut([*cuts], "node-1")
+    assert told == {"node-1": [], "node-2": [host_messages.Shards(cuts, "node-1")], "node-3": []}
+    several.head.arrivals.taken.assert_called_once_with(3.0)
+    assert several.reports.events == ["arrived"]
+    assert several.carrier.again.call_args.args[0](Version(1))
 
 
 def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it_comes() -> None:
-    told: dict[str, list[host_messages.Train]] = {name: [] for name in ("node-1", "node-2", "node-3")}
-    head = Mock(shards=(), newest=7, workers=range(2), owns_replicas=False)
-    head.name, head.goes_on.return_value = "node-0", None
-    head.prepares.return_value = True
-    head.aggregation.begins.side_effect = lambda host, workers: len(workers) > 1
-
-    def teller(name: str) -> Callable[[messages.Message], None]:
-        return lambda message: told[name].append(message) if isinstance(message, host_messages.Train) else None
-
-    others = [RemoteHost("node-1", range(2, 4), teller("node-1")), RemoteHost("node-2", range(4, 5), teller("node-2"))]
-    hosts = OtherHosts(head, others, Mock(), Mock(), Mock(), lambda: 0.0)
-    hosts.begin([0, 1, 2, 4])
-    hosts.adds(RemoteHost("node-3", range(5, 7), teller("node-3")))
-    hosts.begins_late(6)
-    hosts.admit(host_messages.AdmitWorker(6, 0, 0.0))
-    hosts.lost("node-1", "why")
-    hosts.back("node-1")
-    hosts.begins_late(2)
-    hosts.admit(host_messages.AdmitWorker(2, 0, 0.0))
-    assert {name: [one.sums for one in of] for name, of in told.items()} == {
-        "node-1": [True, True],
-        "node-2": [False],
-        "node-3": [True],
-    }
-    begun = [call.args for call in head.aggregation.begins.call_args_list]
-    assert begun == [
-        ("node-1", range(2, 4)),
-        ("node-2", range(4, 5)),
-        ("node-3", range(5, 7)),
-        ("node-1", range(2, 4)),
-    ]
-    head.aggregation.ends.assert_called_once_with("node-1")
+    several = Several()
+    several.head.workers, several.head.prepares.return_value = range(2), True
+    several.head.aggregation.begins.side_effect = lambda host, workers: len(workers) > 1
+    several.hosts.adds(RemoteHost("node-2", range(4, 5), several.told.append))
+    several.hosts.begin([0, 1, 2, 4])
+    several.hosts.lost("node-1", "why")
+    several.hosts.back("node-1")
+    several.hosts.begins_late(2)
+    several.hosts.admit(host_messages.AdmitWorker(2, 0, 0.0))
+    assert [one.sums for one in several.told if isinstance(one, host_messages.Train)] == [True, False, True]
+    begun = [call.args for call in several.head.aggregation.begins.call_args_list]
+    assert begun == [("node-1", range(2, 4)), ("node-2", range(4, 5)), ("node-1", range(2, 4))]
+    several.head.aggregation.ends.assert_called_once_with("node-1")
 
 
 def test_a_host_that_adds_up_nothing_may_say_nothing_of_sums() -> None:

@@ -1,20 +1,28 @@
-"""What a host says to its data plane and hears from it, whether the plane works in the loop or in a process."""
+"""What a host says to its data plane and hears from it, whether the plane works in the loop or in a process.
+
+What only a process does comes after that.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from paceline.core.items import Item, Version
 from paceline.ipc.loop import Loop
-from paceline.ipc.memory import Region, Span
+from paceline.ipc.memory import OpenFile, Region, Span
 from paceline.net import tcp
 from paceline.net.listener import HostListener
-from paceline.transfer.data_connection import PART
+from paceline.transfer import data_connection
+from paceline.transfer.data_connection import PART, PeerExchange
+from paceline.transfer.io_process import Pong
 from paceline.transfer.item_names import fields_of
 from paceline.transfer.messages import (
     Asked,
@@ -37,7 +45,7 @@ from paceline.transfer.messages import (
     Settled,
     Want,
 )
-from paceline.transfer.movers import InLoop, InProcess, Mover, forked_mover
+from paceline.transfer.movers import BEATS, DIED, SILENT, InLoop, InProcess, Mover, forked_mover
 from support.carriers import contents, hello
 from support.clusters import KEYS, PATIENCE
 
@@ -54,10 +62,19 @@ class Side:
     def __init__(self, name: str, other: str, mover: Mover) -> None:
         self.name, self.peer, self.mover = name, Peer(other, 1), mover
         self.told: list[Event] = []
+        self.begins()
+
+    def begins(self) -> None:
+        """An incarnation of the host begins."""
         self.memory = Region.create(2 * SIZE)
-        self.plane = mover.plane(self.told.append)
+        self.plane = self.mover.plane(self.told.append)
         self.plane.tell(Meet(self.peer))
         self.plane.tell(BeginSegment(0))
+
+    def is_over(self) -> None:
+        """This incarnation of the host is over."""
+        self.plane.close()
+        self.mover.close(self.memory.free)
 
     def span(self, place: int = 0) -> Span:
         return self.memory.span(place * SIZE, (place + 1) * SIZE)
@@ -80,6 +97,9 @@ class Two:
         self.door = HostListener(tcp.listen(), self.loop, KEYS, self.lines.append)
         self.a.mover.listen(self.door, hello("a", 1), 15.0)
         self.a.mover.expect(self.a.peer)
+        self.connect()
+
+    def connect(self) -> None:
         self.b.mover.dial(self.b.peer, self.door.address, hello("b", 1), 15.0)
         self.until(lambda: self.a.heard(Connected) and self.b.heard(Connected))
         self.a.told.clear()
@@ -100,21 +120,55 @@ class Two:
     def close(self) -> None:
         self.door.close()
         for side in (self.a, self.b):
-            side.plane.close()
-            side.mover.close(side.memory.free)
+            side.is_over()
         self.loop.close()
+
+
+class Moved(Two):
+    """A process moves the bytes of each."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        forked = [stack.enter_context(forked_mover(KEYS, lambda: None)) for _ in range(2)]
+        self.processes = {"b": forked[0].process, "a": forked[1].process}
+        super().__init__(lambda loop, lines: InProcess(forked.pop(), loop, lines.append))
+
+    def brings(self, number: int, item: Item = ITEM, place: int = 0) -> None:
+        """Have `b` want the item, and `a` send what lies in that place of its memory."""
+        self.b.want(number, item, place=place)
+        self.a.plane.tell(Send(self.is_asked(item)), self.a.span(place))
+
+
+@pytest.fixture
+def moved() -> Iterator[Moved]:
+    with ExitStack() as stack:
+        moved = Moved(stack)
+        stack.callback(moved.close)
+        yield moved
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Moved:
+    """Processes that take a while to send an item, so that something may happen meanwhile."""
+    drained = PeerExchange.drained
+
+    def later(self: PeerExchange) -> bool:
+        time.sleep(0.003)
+        return drained(self)
+
+    monkeypatch.setattr(PeerExchange, "drained", later)
+    monkeypatch.setattr(data_connection, "PART", 50_000)
+    found: Moved = request.getfixturevalue("moved")
+    return found
 
 
 @pytest.fixture(params=["in the loop", "in a process"])
 def two(request: pytest.FixtureRequest) -> Iterator[Two]:
-    with ExitStack() as stack:
-        if request.param == "in the loop":
-            two = Two(lambda loop, lines: InLoop(loop, KEYS, lines.append))
-        else:
-            forked = [stack.enter_context(forked_mover(KEYS, lambda: None)) for _ in range(2)]
-            two = Two(lambda loop, lines: InProcess(forked.pop(), loop, lines.append))
-        stack.callback(two.close)
-        yield two
+    if request.param == "in a process":
+        yield request.getfixturevalue("moved")
+        return
+    two = Two(lambda loop, lines: InLoop(loop, KEYS, lines.append))
+    yield two
+    two.close()
 
 
 def test_what_is_wanted_is_asked_for_by_a_number_brought_and_released(two: Two) -> None:
@@ -192,3 +246,138 @@ def test_a_segment_ends_what_is_wanted_of_the_last_one_and_hears_of_what_was_ask
     assert [one.named.item for one in two.a.heard(Asked)] == [fields_of(ITEM)]
     two.a.plane.tell(BeginSegment(1))
     assert two.is_asked(OTHER) != number
+
+
+# --- in a process
+
+
+def test_an_item_may_lie_in_a_file_of_its_own(moved: Moved) -> None:
+    files = {}
+    for side, data in ((moved.a, b"abc"), (moved.b, b"...")):
+        descriptor = os.memfd_create("of the test")
+        os.write(descriptor, data)
+        files[side] = OpenFile(descriptor).span(writable=side is moved.b)
+        os.close(descriptor)
+    moved.b.plane.tell(Want(5, Named(0, fields_of(ITEM)), (Range(*moved.b.peer, 0, 3),), False), files[moved.b])
+    moved.a.plane.tell(Send(moved.is_asked()), files[moved.a])
+    moved.until(lambda: moved.b.heard(Brought))
+    assert files[moved.b].memory == b"abc"
+
+
+def test_nothing_is_written_to_a_place_once_the_drop_of_its_want_is_settled(slow: Moved) -> None:
+    """The bytes go on coming while the host gives the place to another item."""
+    slow.a.span().memory[:] = contents(SIZE)
+    place = slow.b.span().memory
+    for number in range(4):
+        slow.brings(number, Version(10 + number))
+        slow.until(lambda: any(place[:1000]))
+        slow.b.plane.tell(DropWant(number))
+        slow.until(lambda: len(slow.b.heard(Settled)) > number)  # noqa: B023 - it is called here
+        place[:] = bytes(SIZE)
+    slow.brings(4, OTHER, place=1)
+    slow.until(lambda: slow.b.heard(Brought))
+    assert not any(place)
+    assert [one.number for one in slow.b.heard(Brought)] == [4]
+
+
+def test_the_loop_goes_on_while_the_process_is_late_to_drop_what_is_settled_once_it_has(slow: Moved) -> None:
+    slow.a.span().memory[:] = contents(SIZE)
+    slow.brings(5)
+    slow.until(lambda: any(slow.b.span().memory[:1000]))
+    os.kill(slow.processes["b"], signal.SIGSTOP)
+    slow.b.plane.tell(DropWant(5))
+    for _ in range(10):
+        slow.loop.wait(0.01)
+    assert not slow.b.told
+    os.kill(slow.processes["b"], signal.SIGCONT)
+    slow.until(lambda: slow.b.told)
+    assert slow.b.told == [Settled(5)]
+
+
+def test_what_a_process_has_to_show_is_shown(moved: Moved) -> None:
+    moved.b.mover.dial(moved.b.peer, moved.door.address, hello("b", 2), 15.0)
+    moved.until(lambda: len(moved.lines) > 1)
+    assert "connection refused: incarnation 2 of host b is not expected here" in moved.lines
+
+
+@pytest.mark.parametrize(("how", "why"), [(signal.SIGKILL, DIED), (signal.SIGSTOP, SILENT)])
+def test_the_end_of_a_process_that_dies_or_stops_is_told_once_and_to_who_comes_later(
+    how: signal.Signals, why: str, moved: Moved
+) -> None:
+    """Connections of one that is stopped still look good."""
+    ends: list[str] = []
+    moved.b.mover.at_end(ends.append)
+    os.kill(moved.processes["b"], how)
+    moved.b.mover._pause = 0.02  # type: ignore[attr-defined]
+    moved.b.mover._beat()  # type: ignore[attr-defined]
+    moved.b.want(5)
+    moved.until(lambda: ends)
+    assert ends == [why]
+    later: list[str] = []
+    moved.b.mover.at_end(later.append)
+    assert later == [why]
+
+
+def test_a_process_that_answers_is_asked_on(moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[Callable[[], None]] = []
+    answers: list[Any] = []
+    hear, ends = InProcess._hear, list[str]()
+
+    def heard(self: InProcess, message: Any) -> None:
+        hear(self, message)
+        if isinstance(message, Pong):
+            answers.append(message)
+
+    monkeypatch.setattr(InProcess, "_hear", heard)
+    monkeypatch.setattr(moved.loop, "after", lambda seconds, call: questions.append(call))
+    moved.b.mover.at_end(ends.append)
+    moved.b.mover._beat()  # type: ignore[attr-defined]
+    for asked in range(2 * BEATS):
+        moved.until(lambda asked=asked: len(answers) > asked)
+        questions.pop(0)()
+    assert not ends
+
+
+def test_the_process_serves_the_next_incarnation_of_its_host_and_forgets_the_one_before(moved: Moved) -> None:
+    def mapped() -> int:
+        return Path(f"/proc/{moved.processes['b']}/maps").read_text().count("memfd:paceline")
+
+    at_first = mapped()
+    moved.brings(5)
+    moved.until(lambda: moved.b.heard(Brought))
+    assert mapped() > at_first
+    moved.b.is_over()
+    moved.until(lambda: mapped() == at_first and moved.a.heard(Disconnected))
+    moved.a.told.clear()
+    moved.b.begins()
+    moved.connect()
+    moved.brings(5)
+    moved.until(lambda: moved.b.heard(Brought))
+
+
+@pytest.mark.parametrize("how", [signal.SIGCONT, signal.SIGKILL])
+def test_the_memory_of_a_host_that_is_over_is_free_once_its_process_reads_it_no_more(
+    how: signal.Signals, moved: Moved
+) -> None:
+    """Its bytes may still go out meanwhile, and would be zeros."""
+    freed: list[str] = []
+    os.kill(moved.processes["a"], signal.SIGSTOP)
+    moved.a.mover.close(lambda: freed.append("first"))
+    moved.loop.wait(0.05)
+    assert not freed
+    os.kill(moved.processes["a"], how)
+    moved.until(lambda: freed)
+    moved.a.mover.close(lambda: freed.append("second"))
+    moved.until(lambda: len(freed) == 2)
+    assert freed == ["first", "second"]
+
+
+def test_the_process_has_a_name_and_ends_with_its_host() -> None:
+    with forked_mover(KEYS, lambda: None) as forked:
+        deadline = time.monotonic() + PATIENCE
+        while Path(f"/proc/{forked.process}/comm").read_text() != "paceline-data\n":
+            assert time.monotonic() < deadline
+        watch = os.pidfd_open(forked.process)
+    with pytest.raises(ChildProcessError):  # it was collected
+        os.waitid(os.P_PIDFD, watch, os.WEXITED)
+    os.close(watch)

@@ -7,9 +7,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import msgspec
+import pytest
 
 from paceline.core.choice import choose
-from paceline.core.items import Blob, Buffers, Sum, Update, Version
+from paceline.core.items import Blob, Sum, Update, Version
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
 from paceline.host.events import Attached
@@ -88,9 +89,6 @@ class Company:
         """The process has made it. Return whether it was to."""
         return self.ranges.hear(messages.store.Committed(version, 0.0, 7, None), [])
 
-    def making(self, version: int, begin: int, end: int) -> bool:
-        return self.ranges.hear(messages.store.Making(version, begin, end), [])
-
 
 def test_a_version_is_made_from_the_one_before_of_the_updates_in_the_heads_order() -> None:
     company, own, other = Company(), Update(OWN, 0), Update(ELSEWHERE, 5)
@@ -141,50 +139,11 @@ def test_one_range_is_made_at_a_time_in_the_order_of_the_orders_and_shares_are_a
     assert not company.made(2), "it is made already"
 
 
-def test_an_update_stays_until_its_version_is_made_though_its_own_worker_needs_it_no_more() -> None:
-    company, own, other = Company(), Update(OWN, 0), Update(ELSEWHERE, 5)
-    company.shelf.put(own, ("update", *own[:2]), company.plan.of(OWN))
-    for one in (own, other):
-        company.brings(*one[:2])
-    company.shelf.release(("update", *own[:2]))
-    company.makes(1, own, other)
-    assert company.shelf.has(own)
-    assert company.shelf.has(other)
-    company.made(1)
-    assert not company.shelf.has(own)
-    assert not company.shelf.has(other)
-
-
-def test_an_update_that_is_dropped_comes_no_more_and_leaves_its_place() -> None:
-    company = Company()
-    company.ranges.bring(Update(ELSEWHERE, 5), None)
-    company.ranges.place_of(Update(ELSEWHERE, 5))
-    company.ranges.drop(Update(ELSEWHERE, 5))
-    company.carrier.cancel.assert_called_once_with(company.carrier.fetch.call_args.args[1])
-    assert not company.shelf.has(Update(ELSEWHERE, 5)), "late bytes never come after those of the next update"
-    company.ranges.comes_no_more(Update(ELSEWHERE, 5), whole=False)
-    company.brings(ELSEWHERE, 6)
-    company.ranges.drop(Update(ELSEWHERE, 6))
-    assert company.carrier.cancel.call_count == 1
-    assert not company.shelf.has(Update(ELSEWHERE, 6))
-
-
 def test_an_update_of_a_worker_that_has_left_is_not_said_to_be_here() -> None:
     company = Company()
     company.ranges.bring(Update(OWN, 0), None)
     assert not company.came
     assert list(company.shelf.claims()) == [(("made here", 0), Version(0), 0)]
-
-
-def test_a_version_is_kept_until_the_head_says_that_nobody_needs_it() -> None:
-    company = Company()
-    company.makes(1)
-    company.made(1)
-    assert company.shelf.has(Version(0))
-    company.ranges.free(0)
-    assert not company.shelf.has(Version(0))
-    company.makes(2)
-    assert (company.sent()[-1].source, company.sent()[-1].target) == (1, 0)
 
 
 def test_a_version_waits_for_a_place_and_no_order_is_lost() -> None:
@@ -201,31 +160,6 @@ def test_a_version_waits_for_a_place_and_no_order_is_lost() -> None:
     company.ranges.free(4)
     company.made(places)
     assert company.sent()[-1].version == places + 1
-
-
-def test_bytes_are_there_as_they_are_made_and_all_once_the_version_is() -> None:
-    company = Company()
-    begun: list[int] = []
-    company.ranges.maker.when_begun(1, lambda: begun.append(1))
-    company.makes(1)
-    assert begun == [1]
-    assert company.making(1, 8, 12)
-    assert company.ranges.maker.has(1, 8, 12)
-    assert not company.ranges.maker.has(1, 8, 13)
-    assert not company.making(2, 8, 12), "it is not being made"
-    company.carrier.made.assert_called_once_with(Version(1))
-    company.made(1)
-    assert company.ranges.maker.has(1, 8, 16)
-    assert company.carrier.made.call_count == 2
-    company.makes(2)
-    assert not company.ranges.maker.has(2, 8, 12), "what was made of another version"
-
-
-def test_nothing_is_ordered_of_a_process_that_has_gone() -> None:
-    company = Company()
-    company.store.lost = True
-    company.makes(1)
-    assert company.sent() == []
 
 
 STATE = Blob("share 1 of c")
@@ -246,6 +180,7 @@ def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -
     assert company.ranges.shard == Shard("b", 8, 24)
     fetched = {call.args[0]: call.args[2:] for call in company.carrier.fetch.call_args_list}
     assert list(fetched) == [Version(0), STATE, arrived, here, coming]
+    assert fetched[coming][1] is None, "it may be lost with its worker, and what has arrived may not"
     assert [company.ranges.parts_of(one) for one in (arrived, here)] == [Shard("c", 16, 24), None]
     assert [company.ranges.had(one) for one in (arrived, here, coming)] == [True, True, False]
     assert company.ranges.place_of(here) == company.shelf.place(here)
@@ -277,18 +212,15 @@ def test_an_update_that_is_dropped_as_a_range_is_taken_over_is_not_waited_for() 
     assert len(company.reports.of(host_messages.RangeTaken)) == 1
 
 
-def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more() -> None:
-    company = Company()
+@pytest.mark.parametrize("room", [True, False])
+def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more(room: bool) -> None:
+    company, why = Company(), "host c has ended"
+    if not room:
+        why = "the optimizer's state has no room here: No space left on device"
+        company.attachments.comes.side_effect = OSError(28, "No space left on device")
     company.ranges.take(TAKES)
-    company.carrier.fetch.call_args.args[3]("host c has ended")
-    company.range_lost.assert_called_once_with("it was to take over the range of host c: host c has ended")
-
-
-def test_a_host_without_room_for_the_state_makes_no_versions_any_more() -> None:
-    company = Company()
-    company.attachments.comes.side_effect = OSError(28, "No space left on device")
-    company.ranges.take(TAKES)
-    why = "the optimizer's state has no room here: No space left on device"
+    if room:
+        company.carrier.fetch.call_args.args[3](why)
     company.range_lost.assert_called_once_with(f"it was to take over the range of host c: {why}")
 
 
@@ -318,33 +250,6 @@ def test_an_update_of_this_hosts_own_worker_is_not_expected() -> None:
     company = Company()
     company.ranges.expect(Update(OWN, 0))
     company.carrier.expect.assert_not_called()
-
-
-def test_a_sum_is_here_once_its_updates_buffers_are_where_those_are_kept_and_none_comes_of_this_hosts_own() -> None:
-    company, total = Company(), Sum(3)
-    buffers = [Buffers(0, 5), Buffers(1, 6)]
-    company.ranges.keeps_buffers, company.buffers_of = True, lambda total: buffers
-    company.ranges.bring(total, "a")
-    fetched = {call.args[0]: call.args[2] for call in company.carrier.fetch.call_args_list}
-    assert list(fetched) == [total, *buffers]
-    for item in (buffers[1], total):
-        fetched[item]()
-    assert not company.came
-    fetched[buffers[0]]()
-    assert company.came == [total]
-    company.shelf.put(own := Sum(4), ("sum", 4), company.plan.of_sums)
-    company.ranges.bring(own, "b")
-    assert company.came == [total, own]
-    assert company.carrier.fetch.call_count == 3
-
-
-def test_a_sum_that_is_void_comes_no_more_and_neither_do_buffers() -> None:
-    company = Company()
-    company.ranges.keeps_buffers, company.buffers_of = True, lambda total: [Buffers(0, 5)]
-    company.ranges.bring(Sum(3), "a")
-    owners = {call.args[1] for call in company.carrier.fetch.call_args_list}
-    company.ranges.drop(Sum(3))
-    assert {call.args[0] for call in company.carrier.cancel.call_args_list} == owners
 
 
 def test_an_update_that_came_by_itself_and_goes_into_a_version_in_a_sum_leaves_its_place() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from unittest.mock import Mock
 
 from paceline.core.facts import UpdateArrived
-from paceline.core.items import Sum, Update
+from paceline.core.items import Sum, Update, Version
+from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
+from paceline.host.events import Attached
 from paceline.host.shards.arrivals import Arrivals
+from paceline.host.shards.migration import MOVING, Moves
 from paceline.host.shards.optimizer_state_gather import Shares
+from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.transfer.item_names import fields_of
 
@@ -52,14 +57,6 @@ def test_an_update_has_arrived_once_the_last_host_has_its_range_whichever_that_i
     assert head.stored("a", 1, 1, 6.0) == UpdateArrived(worker=1, step=1, at=6.0)
 
 
-def test_where_one_host_makes_all_of_it_an_update_has_arrived_once_that_has_it() -> None:
-    head = Head()
-    head.shards.begin([])
-    head.brings(1, 0)
-    assert head.told == []
-    assert head.stored("a", 1, 0, 1.0) == UpdateArrived(worker=1, step=0, at=1.0)
-
-
 def test_a_host_that_says_twice_that_it_has_an_update_counts_once() -> None:
     head = Head()
     head.brings(1, 0)
@@ -95,15 +92,6 @@ def test_what_hosts_were_told_to_expect_they_drop_as_it_is_withdrawn_or_its_work
     ]
 
 
-def test_all_hosts_are_told_the_same_commit() -> None:
-    head = Head()
-    told = host_messages.MakeRange(4, [((1, 0, "update"), 0.25), ((2, 0, "update"), 0.5)], [{"lr": 0.1}], look=True)
-    pushed = [(Update(1, 0), 0.25), (Update(2, 0), 0.5)]
-    head.shards.make(told, pushed, [])
-    assert head.told == [("b", told), ("c", told)]
-    head.own.make.assert_called_once_with(told, pushed, [])
-
-
 def test_an_update_has_not_arrived_before_a_range_is_taken_over_and_the_wider_range_of_it_is_here() -> None:
     """What the host that takes over has said before is about its own range."""
     head = Head()
@@ -112,14 +100,6 @@ def test_an_update_has_not_arrived_before_a_range_is_taken_over_and_the_wider_ra
     assert head.shards.leaves("b") == []
     assert head.stored("c", 1, 0, 2.0) is None
     assert head.shards.taken(3.0) == [UpdateArrived(worker=1, step=0, at=3.0)]
-
-
-def test_an_update_that_is_still_coming_as_a_range_is_taken_over_arrives_with_the_last_host_that_stays() -> None:
-    head = Head()
-    head.brings(1, 0)
-    head.shards.leaves("b")
-    assert (head.shards.taken(1.0), head.stored("a", 1, 0, 2.0)) == ([], None)
-    assert head.stored("c", 1, 0, 3.0) == UpdateArrived(worker=1, step=0, at=3.0)
 
 
 def test_what_has_arrived_is_known_until_a_version_is_made_of_it_or_none_will_have_it() -> None:
@@ -167,16 +147,135 @@ def test_a_share_of_what_has_all_come_is_not_waited_for_any_more() -> None:
     assert arithmetic.send.call_count == count
 
 
-def test_without_other_hosts_nothing_is_asked() -> None:
-    assert Shares(Mock(), Arrivals("a", Mock(), Mock()), Mock()).ask() == (0, 0)
+# --- a range that moves to the host beside it
+
+OWN, B, C = Shard("head", 0, 40), Shard("b", 40, 60), Shard("c", 60, 90)
+STATE = Attached("share 1 of b", 8)
+ARRIVED, COMING = Update(0, 3), Update(2, 5)
 
 
-def test_a_void_sum_is_kept_nowhere() -> None:
-    head = Head()
-    head.shards.bring(1, Sum(4), lambda at: None, "b")
-    head.shards.stored("b", Sum(4), 1.0)
-    head.told.clear()
-    for number in (5, 4):
-        head.shards.void(Sum(number))
-    assert head.told == [(host, host_messages.Drop(fields_of(Sum(4)))) for host in "bc"]
-    assert [head.shards.stored(host, Sum(4), 2.0) for host in "abc"] == [None] * 3
+class Moving:
+    """A head with workers 0 and 1, and hosts b (worker 2) and c (worker 3). Version 7 is the newest."""
+
+    def __init__(self, shards: Sequence[Shard] = (OWN, B, C)) -> None:
+        self.told: list[tuple[str, messages.Message]] = []
+        self.server = Mock()
+        self.others = Arrivals("head", self.server, self._tell)
+        self.others.begin([one.host for one in shards if one != OWN])
+        self.shelf, self.done, self.cut = Shelf(), Mock(), Mock()
+        self.head = Mock(shards=shards, shelf=self.shelf, newest=7, may_move=True)
+        self.head.name = "head"
+        self.head.shares = Shares(Mock(), self.others, Mock())
+        for version in (6, 7):
+            self.shelf.put(Version(version), ("step", version), range(10))
+        self.directory = Mock(leaving=())
+        self.moves = Moves(self.head, self.others, self.directory, on_moved=self.cut)
+
+    def _tell(self, host: str, message: messages.Message) -> None:
+        self.told.append((host, message))
+
+    def begins(self) -> int:
+        """The range of b is to move, and may. Return by what its share is known."""
+        self.moves.move("b", self.done)
+        assert self.moves.rests()
+        host, message = self.told[-1]
+        assert isinstance(message, host_messages.PackState)
+        assert host == "b"
+        self.told.clear()
+        return message.number
+
+
+def test_a_range_moves_once_all_have_begun() -> None:
+    company = Moving()
+    company.head.may_move = False
+    company.moves.move("b", company.done)
+    assert not company.moves.rests()
+    company.head.may_move = True
+    assert company.moves.rests()
+    assert company.moves.busy_with == "the store is moving the range of host b to host c"
+
+
+def test_no_version_is_freed_and_none_is_made_until_the_range_has_moved() -> None:
+    company = Moving()
+    number = company.begins()
+    assert company.shelf.claimed(MOVING) == (Version(6), Version(7))
+    assert company.moves.awaits("b", number)
+    assert not company.moves.awaits("c", number)
+    company.moves.goes_on(None, STATE)
+    assert company.moves.rests()
+    assert not company.moves.taken("b"), "another host takes it over"
+    assert company.moves.taken("c")
+    assert not company.moves.taken("c"), "once"
+    assert company.shelf.claimed(MOVING) == ()
+    assert not company.moves.rests()
+    shards = [OWN, Shard("c", 40, 90)]
+    company.head.recut.assert_called_once_with(shards)
+    company.cut.assert_called_once_with(shards, "b")
+    company.done.assert_called_once_with(shards, 7)
+
+
+def test_the_host_beside_is_told_what_it_may_lack_and_the_one_that_leaves_gets_no_more_updates() -> None:
+    company = Moving()
+    for update in (ARRIVED, COMING):
+        company.others.bring(update.worker, update, Mock(return_value=None))
+    for host in ("b", "c"):
+        company.others.stored(host, ARRIVED, 0.0)
+    company.others.stored("head", ARRIVED, 0.0)
+    company.told.clear()
+    company.begins()
+    company.moves.goes_on(None, STATE)
+    assert company.told == [("c", host_messages.TakeRange("b", 40, 60, [6, 7], [tuple(ARRIVED)], STATE))]
+    company.told.clear()
+    company.others.bring(0, Update(0, 9), Mock())
+    assert company.told == [("c", host_messages.Bring((0, 9, "update"), None))]
+
+
+def test_a_range_waits_for_states_that_are_on_their_way() -> None:
+    """The host that leaves is one of those that send theirs."""
+    company = Moving()
+    company.begins()
+    number, hosts = company.head.shares.ask()
+    company.told.clear()
+    company.moves.goes_on(None, STATE)
+    for _ in range(hosts):
+        assert company.told == []
+        company.head.shares.came(number, None, None)
+    assert [type(message) for _, message in company.told] == [host_messages.TakeRange]
+
+
+def test_a_range_whose_state_can_not_be_packed_ends_the_run() -> None:
+    company = Moving()
+    company.begins()
+    company.moves.goes_on("it has a lambda", None)
+    company.head.loses.assert_called_once_with("host b leaves, and its range can't move: it has a lambda")
+
+
+def test_ranges_move_one_after_the_other_and_not_to_a_host_that_leaves_as_well() -> None:
+    company = Moving()
+    company.directory.leaving = {"b", "c"}
+    for host in ("c", "b"):
+        company.moves.move(host, company.done)
+        assert company.moves.rests()
+    assert company.moves.busy_with == "the store is moving the range of host c to host b"
+    company.directory.leaving = {"b"}
+    company.head.shards = [OWN, Shard("b", 40, 90)]
+    company.moves._now = None
+    assert company.moves.rests()
+    assert company.moves.busy_with == "the store is moving the range of host b to host head"
+
+
+def test_a_host_that_leaves_takes_a_range_over_only_if_no_other_can() -> None:
+    company = Moving()
+    company.directory.leaving = {"b", "c"}
+    company.moves.move("b", company.done)
+    assert company.moves.rests()
+    assert company.moves.busy_with == "the store is moving the range of host b to host head"
+
+
+def test_a_host_that_is_lost_before_its_range_moves_is_forgotten() -> None:
+    company = Moving()
+    company.head.may_move = False
+    company.moves.move("b", company.done)
+    company.moves.lost("b")
+    company.head.may_move = True
+    assert not company.moves.rests()

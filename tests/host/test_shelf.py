@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import random
 
-from paceline.core.items import Beginning, Former, Item, Mean, Replica, Version
+from paceline.core.items import Beginning, Former, Item, Replica, Version
 from paceline.host.claims import Owner
 from paceline.host.version_shelf import Shelf
 from support.seeds import each_seed
 
 PLACES = range(4)
 ANNA, BERT = ("anna",), ("bert", 1)
-
-
-def test_an_item_is_put_into_the_first_free_place_and_keeps_it_while_it_is_claimed() -> None:
-    shelf = Shelf()
-    assert shelf.put(Version(0), ANNA, PLACES) == 0
-    assert shelf.put(Version(1), BERT, PLACES) == 1
-    shelf.release(ANNA)
-    assert not shelf.has(Version(0))
-    assert (shelf.place(Version(1)), shelf.free(PLACES)) == (1, 0)
 
 
 def test_only_what_comes_from_another_host_is_put_where_late_bytes_may_come() -> None:
@@ -43,33 +34,6 @@ def test_a_place_is_not_free_though_no_late_bytes_come_as_long_as_something_lies
     assert not shelf.settled(7), "it never began"
 
 
-def test_nothing_is_put_where_no_place_is_free() -> None:
-    shelf = Shelf()
-    shelf.put(Version(0), ANNA, range(1))
-    assert shelf.put(Version(1), BERT, range(1)) is None
-    assert (shelf.claimed(BERT), shelf.has(Version(1))) == ((), False)
-
-
-def test_an_item_is_kept_until_its_last_claim_ends() -> None:
-    shelf = Shelf()
-    shelf.put(Version(0), ANNA, PLACES)
-    shelf.claim(BERT, Version(0))
-    shelf.release(ANNA)
-    assert shelf.place(Version(0)) == 0
-    shelf.release(BERT)
-    assert not shelf.has(Version(0))
-
-
-def test_an_owner_that_claims_something_else_needs_what_it_claimed_before_no_longer() -> None:
-    shelf = Shelf()
-    shelf.put(Version(0), ANNA, PLACES)
-    shelf.put(Version(1), BERT, PLACES)
-    shelf.claim(ANNA, Version(1))
-    assert (shelf.has(Version(0)), shelf.claimed(ANNA)) == (False, (Version(1),))
-    shelf.claim(ANNA, Version(1))
-    assert shelf.has(Version(1))
-
-
 def test_an_item_can_be_claimed_before_it_is_made() -> None:
     shelf = Shelf()
     shelf.claim(ANNA, Version(1))
@@ -89,16 +53,6 @@ def test_what_has_not_come_to_its_place_can_be_put_again_for_those_who_claim_it(
     shelf.put(Version(1), ANNA, PLACES)
     shelf.release(ANNA)
     assert shelf.place(Version(1)) == 0
-
-
-def test_a_place_with_several_names_is_free_once_none_of_them_is_claimed() -> None:
-    shelf = Shelf()
-    shelf.put(Mean(7), ANNA, PLACES)
-    shelf.name(Replica(0, 1), Mean(7), BERT)
-    shelf.release(ANNA)
-    assert (shelf.place(Replica(0, 1)), shelf.free(PLACES)) == (0, 1)
-    shelf.release(BERT)
-    assert shelf.free(PLACES) == 0
 
 
 def test_those_who_claim_what_is_renamed_claim_it_by_its_new_name() -> None:
@@ -129,13 +83,6 @@ def test_whether_others_claim_a_place_counts_all_names_of_what_lies_there() -> N
     shelf.name(Replica(1, 0), Replica(0, 0), BERT)
     assert shelf.others(Replica(0, 0), [ANNA])
     assert not shelf.others(Replica(0, 0), [ANNA, BERT])
-
-
-def test_a_claim_that_is_left_names_its_owner() -> None:
-    shelf = Shelf()
-    shelf.put(Version(3), ANNA, PLACES)
-    shelf.claim(BERT, Version(4))
-    assert list(shelf.claims()) == [(ANNA, Version(3), 0), (BERT, Version(4), None)]
 
 
 @each_seed(range(30))

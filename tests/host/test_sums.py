@@ -1,4 +1,4 @@
-"""Sums stand in the place of their updates as a version is made, as the facts say, in a run as in its replay."""
+"""Updates of one host go together as one sum, which takes their place in a version, in a run as in its replay."""
 
 from __future__ import annotations
 
@@ -7,13 +7,224 @@ from unittest.mock import Mock
 
 import pytest
 
-from paceline.core.facts import GradientReady, UpdateArrived
+from paceline.core.facts import Fact, GradientReady, UpdateArrived
 from paceline.core.items import Sum, Update
+from paceline.host import messages as host_messages
 from paceline.host.memory_plan import MemoryPlan
+from paceline.host.shards.aggregation_scheduler import AggregationScheduler
+from paceline.host.shards.arrivals import Arrivals
 from paceline.host.shards.host_reducer import HostReducer
+from paceline.host.shards.server import ShardServer
 from paceline.host.shards.sum_table import SumTable
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
+
+HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
+HEAD = "head"
+ALONE = 4
+"""A worker whose host has no other."""
+
+
+class Shard(Mock):
+    """The head's own range. What comes there ends when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(spec=ShardServer)
+        self.coming: dict[Update | Sum, str | None] = {}
+        """What is on its way, and the host that makes it, if that is a sum."""
+
+    def bring(self, item: Update | Sum, source: str | None) -> None:
+        self.coming[item] = source
+
+    def drop(self, item: Update | Sum) -> None:
+        self.coming.pop(item, None)
+
+
+class Head:
+    """The head of hosts a and b with two workers each, and one with a single worker."""
+
+    def __init__(self, places: int = 2) -> None:
+        self.shelf = shelf = Shelf()
+        self.plan = plan = MemoryPlan(7, slots=4, areas=2, own=2, sums=places)
+        process: Any = Mock(lost=False)
+        self.process = process
+        self.reducer = HostReducer(shelf, plan, process, there=Mock(), not_finite=Mock())
+        self.sums = SumTable(shelf, self.reducer)
+        self.own = Shard()
+        self.facts: list[Fact] = []
+        self.told: list[tuple[str, messages.Message]] = []
+        self.shards = Arrivals(HEAD, self.own, self._tell)
+        self.aggregation = AggregationScheduler(
+            self.shards,
+            self.sums,
+            self.reducer,
+            HEAD,
+            self._tell,
+            self.facts.append,
+        )
+        for host in ("a", "b"):
+            self.aggregation.begins(host, [worker for worker, one in HOSTS.items() if one == host])
+
+    def ready(self, worker: int, step: int, samples: int | None = 8) -> None:
+        """The worker's update is ready, and its push begins."""
+        self.sums.tell(GradientReady(worker=worker, step=step, version=step, samples=samples, at=0.0))
+
+        def then(at: float) -> UpdateArrived:
+            return UpdateArrived(worker=worker, step=step, at=at)
+
+        self.aggregation.bring(Update(worker, step), then)
+
+    def comes(self, *items: Update | Sum, at: float = 1.0) -> None:
+        for item in items:
+            del self.own.coming[item]
+            if (fact := self.shards.stored(HEAD, item, at)) is not None:
+                self.facts.append(fact)
+
+    @property
+    def ordered(self) -> list[tuple[str, Sum, list[tuple[Update, float]]]]:
+        """The sums that other hosts were to make: (host, sum, terms)."""
+        return [
+            (host, Sum(said.number), [(Update(worker, step), weight) for worker, step, weight in said.terms])
+            for host, said in self.told
+            if isinstance(said, host_messages.SumUp)
+        ]
+
+    @property
+    def dropped(self) -> list[tuple[str, Sum]]:
+        """What other hosts were told is void."""
+        return [(host, Sum(said.number)) for host, said in self.told if isinstance(said, host_messages.DropSum)]
+
+    def _tell(self, host: str, message: messages.Message) -> None:
+        self.told.append((host, message))
+
+
+def arrived(worker: int, step: int, at: float, number: int | None) -> UpdateArrived:
+    return UpdateArrived(worker=worker, step=step, at=at, sum=number)
+
+
+def test_updates_of_a_host_wait_for_each_other_and_come_as_one_sum() -> None:
+    head = Head()
+    for worker in (0, 1, 2):
+        head.aggregation.released(worker)
+    head.ready(0, 0)
+    assert not head.own.coming
+    head.ready(1, 0, samples=24)
+    assert head.ordered == [("a", Sum(1), [(Update(0, 0), 0.25), (Update(1, 0), 0.75)])]
+    assert head.own.coming == {Sum(1): "a"}
+
+
+def test_they_arrive_at_one_moment_once_all_hosts_have_the_sum_each_named_with_it() -> None:
+    head = Head()
+    head.shards.begin(["c"])
+    head.aggregation.released(0)
+    head.aggregation.released(1)
+    head.ready(1, 4)
+    head.ready(0, 7)
+    head.comes(Sum(1))
+    assert head.facts == []
+    head.shards.stored("c", Sum(1), 3.0)
+    assert head.facts == [arrived(0, 7, 3.0, 1), arrived(1, 4, 3.0, 1)]
+
+
+def test_an_update_whose_host_has_no_other_that_comes_now_goes_by_itself() -> None:
+    head = Head()
+    head.aggregation.released(0)
+    head.aggregation.released(ALONE)
+    head.ready(ALONE, 0)
+    head.ready(0, 0)
+    assert list(head.own.coming) == [Update(ALONE, 0), Update(0, 0)]
+    head.comes(Update(0, 0))
+    assert head.facts == [arrived(0, 0, 1.0, None)]
+
+
+def test_a_worker_without_data_is_waited_for_no_more() -> None:
+    head = Head()
+    head.aggregation.released(0)
+    head.aggregation.released(1)
+    head.ready(0, 0)
+    head.aggregation.idles(1)
+    assert list(head.own.coming) == [Update(0, 0)]
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_worker_that_leaves_is_waited_for_no_more_and_its_update_never_arrives(computes: bool) -> None:
+    head = Head()
+    for worker in (0, 1):
+        head.aggregation.released(worker)
+    head.aggregation.released(2)
+    head.aggregation.released(3)
+    head.ready(0, 0)
+    if not computes:
+        head.ready(1, 0)
+    head.aggregation.cancel(1)
+    assert list(head.own.coming) == [Update(0, 0)]
+    assert head.dropped == ([] if computes else [("a", Sum(1))])
+    head.comes(Update(0, 0))
+    assert head.facts == [arrived(0, 0, 1.0, None)]
+
+
+def test_the_others_of_a_void_sum_are_added_up_anew_under_another_number() -> None:
+    head = Head()
+    head.aggregation.begins("a", [0, 1, 2])
+    for worker in (0, 1, 2):
+        head.aggregation.released(worker)
+        head.ready(worker, 0) if worker else None
+    head.ready(0, 0)
+    assert [(total, len(terms)) for _, total, terms in head.ordered] == [(Sum(1), 3)]
+    head.aggregation.cancel(2)
+    assert head.ordered[1:] == [("a", Sum(2), [(Update(0, 0), 0.5), (Update(1, 0), 0.5)])]
+    head.comes(*list(head.own.coming))
+    assert head.facts == [arrived(0, 0, 1.0, 2), arrived(1, 0, 1.0, 2)]
+
+
+def test_where_there_is_no_place_for_a_sum_its_updates_come_one_by_one() -> None:
+    head = Head(places=1)
+    for worker in HOSTS:
+        head.aggregation.released(worker)
+    for worker in HOSTS:
+        head.ready(worker, 0)
+    assert list(head.own.coming) == [Sum(1), Update(2, 0), Update(3, 0)]
+
+
+def test_a_host_that_comes_again_adds_up_again_and_a_sum_that_has_come_stays_its_sum() -> None:
+    head = Head()
+    head.ready(0, 0)
+    head.aggregation.released(1)
+    head.aggregation.ends("a")
+    head.aggregation.begins("a", [0, 1])
+    head.aggregation.released(0)
+    head.aggregation.released(1)
+    head.ready(0, 1)
+    head.ready(1, 1)
+    assert [total for _, total, _ in head.ordered] == [Sum(1)]
+    head.comes(Sum(1))
+    head.aggregation.ends("a")
+    assert (head.dropped, list(head.reducer.updates_of(Sum(1)))) == ([], [Update(0, 1), Update(1, 1)])
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_a_host_adds_up_updates_if_it_has_room_for_several_workers(workers: int) -> None:
+    head = Head()
+    assert head.aggregation.begins("c", range(8, 8 + workers)) == (workers > 1)
+    assert head.aggregation.adding("c") == (workers > 1)
+    assert not Head(places=0).aggregation.begins("c", range(8, 8 + workers)), "no update is added up"
+
+
+def test_the_head_makes_its_own_sums() -> None:
+    head = Head()
+    assert head.aggregation.begins(HEAD, [5, 6])
+    for worker in (5, 6):
+        head.aggregation.released(worker)
+    for worker in (5, 6):
+        head.shelf.put(Update(worker, 0), ("update", worker, 0), head.plan.of(worker))
+        head.ready(worker, 0)
+    (order,) = [call.args[0] for call in head.process.send.call_args_list]
+    assert (type(order), order.number, order.look) == (messages.store.MakeSum, 1, True)
+    head.aggregation.ends(HEAD)
+    assert head.told == []
+
+
+# --- how they go into versions
 
 PLAN = MemoryPlan(4, slots=4, areas=1, own=1, sums=2)
 
@@ -66,37 +277,6 @@ def test_a_sum_that_has_come_is_not_made_again() -> None:
     assert store.sent == []
 
 
-def test_a_sum_stays_until_its_updates_are_in_a_version_and_until_nothing_is_written_there() -> None:
-    store = Store()
-    store.arrive(1, 3, number=7)
-    store.applied()
-    store.sums.dropped(Update(1, 0))
-    store.sums.dropped(Update(3, 0))
-    assert store.shelf.has(Sum(7))
-    assert store.reducer.heard(messages.store.Summed(7, None))
-    assert not store.shelf.has(Sum(7))
-
-
-def test_a_sum_that_was_not_to_be_made_is_not_taken_for_made() -> None:
-    store = Store()
-    assert not store.reducer.heard(messages.store.Summed(3, None))
-    assert not store.reducer.heard(messages.store.Summing(3, 0, 8))
-
-
-def test_bytes_of_a_sum_are_here_once_they_are_told_and_the_sum_is_awaited_before_it_is_ordered() -> None:
-    store = Store()
-    total, terms = Sum(1), [(Update(0, 0), 0.5), (Update(1, 0), 0.5)]
-    assert store.reducer.look(total, 0, 8) == "coming"
-    store.reducer.sum_up(total, terms, look=True)
-    assert store.reducer.look(total, 0, 8) == "coming"
-    store.reducer.heard(messages.store.Summing(1, 0, 8))
-    assert [store.reducer.look(total, 0, 8), store.reducer.look(total, 0, 9)] == ["here", "coming"]
-    store.reducer.heard(messages.store.Summed(1, None))
-    assert store.reducer.look(total, 0, 9) == "here"
-    store.reducer.drop(total)
-    assert store.reducer.look(total, 0, 9) == "gone"
-
-
 def test_a_sum_whose_updates_are_gone_is_not_made_and_not_awaited() -> None:
     store = Store()
     store.reducer.sum_up(Sum(1), [(Update(0, 0), 0.5), (Update(1, 5), 0.5)], look=True)
@@ -111,20 +291,6 @@ def test_a_void_sum_does_not_go_with_updates_that_are_added_up_anew() -> None:
     store.reducer.lay(Sum(2), [Update(0, 0), Update(1, 0)])
     store.reducer.dropped(Update(2, 0))
     assert (store.shelf.has(Sum(1)), store.shelf.has(Sum(2))) == (False, True)
-
-
-def test_what_a_process_was_adding_up_as_it_went_is_awaited_until_it_is_void() -> None:
-    """Another host may have asked for it, and is told by the head that it will not come."""
-    store = Store()
-    for number, workers in ((1, (0, 1)), (2, (2, 3))):
-        store.reducer.sum_up(Sum(number), [(Update(worker, 0), 0.5) for worker in workers], look=True)
-    store.reducer.drop(Sum(1))
-    store.process.lost = True
-    store.reducer.lost()
-    assert [store.shelf.has(Sum(number)) for number in (1, 2)] == [False, True]
-    assert store.reducer.look(Sum(2), 0, 8) == "coming"
-    store.reducer.drop(Sum(2))
-    assert not store.shelf.has(Sum(2))
 
 
 def test_a_sum_waits_for_the_place_of_a_void_one_until_the_process_has_come_to_that() -> None:

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from paceline.host import messages as host_messages
+from paceline.host.bootstrap_process import EARLY, BootstrapProcess
+from paceline.host.log_forwarding import MOST, LogForwarding
 from paceline.host.message_validation import MessageValidation
 from paceline.host.workers import PIECE, Process, Workers
 from paceline.ipc import messages
@@ -265,12 +268,6 @@ def test_a_worker_that_says_what_can_t_be_read_is_ended_and_no_more_of_it_is_hea
     assert capsys.readouterr().err.startswith("paceline: worker 0 is ended: it sent a message that can't be read (")
 
 
-def test_a_worker_is_told_what_it_is_sent(company: Callable[..., Company]) -> None:
-    made = company(answers)
-    made.workers.send(0, messages.worker.Leased(2, 5))
-    assert made.until_all_have_gone() == [(0, messages.worker.GivenBack([(2, 5)])), (0, "exit code 0")]
-
-
 def test_what_a_worker_is_told_that_has_gone_has_no_effect(company: Callable[..., Company]) -> None:
     """As when it dies while it was still to be told something: the coordinator hears of its end a moment later."""
     made = company(says())
@@ -283,13 +280,6 @@ def test_a_worker_can_be_told_something_before_it_is_listened_to(company: Callab
     """To stop, as a signal came while others were forked."""
     made = company(answers, first=messages.worker.Leased(2, 5))
     assert made.until_all_have_gone() == [(0, messages.worker.GivenBack([(2, 5)])), (0, "exit code 0")]
-
-
-def test_an_end_that_is_ordered_is_told_as_any_other(company: Callable[..., Company]) -> None:
-    made = company(waits, waits)
-    made.workers.end(1)
-    made.workers.end(0)
-    assert sorted(made.until_all_have_gone()) == [(0, "killed by SIGKILL"), (1, "killed by SIGKILL")]
 
 
 def test_a_process_that_has_ended_is_ended_no_more(
@@ -338,9 +328,94 @@ def test_what_a_worker_prints_that_is_started_again_is_appended_to_its_log(compa
     assert (made.folder / "worker-0.log").read_text() == "a word\n" * 20
 
 
-def test_a_worker_that_is_here_is_not_started_again(company: Callable[..., Company]) -> None:
-    made = company(waits)
-    with pytest.raises(AssertionError, match=r"^worker 0 can't be started while there is a process"):
-        made.workers.start([0])
-    made.workers.end(0)
-    assert made.until_all_have_gone() == [(0, "killed by SIGKILL")]
+# --- the process that stands in for a worker
+
+
+class Beside:
+    """Stands in for `Workers`."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, object]] = []
+        self.hear: Callable[[int, messages.Message, list[int]], None] = lambda *_: None
+        self.gone: Callable[[int, int], None] = lambda *_: None
+
+    def start(self, workers: Sequence[int]) -> None:
+        self.told += [(worker, "start") for worker in workers]
+
+    def open(self, hear: Any, gone: Any) -> None:
+        self.hear, self.gone = hear, gone
+
+    def send(self, worker: int, message: messages.Message) -> None:
+        self.told.append((worker, type(message)))
+
+    def end(self, worker: int) -> None:
+        self.told.append((worker, "end"))
+
+
+SAYS: dict[str, tuple[list[messages.Message | None], list[str]]] = {
+    "it comes": ([OFFER], ["came"]),
+    "it comes, and says more": ([OFFER, messages.worker.Remarked("x")], ["came"]),
+    "it ends before": ([None], [EARLY]),
+    "its script ends before": ([messages.worker.ScriptEnded(), None], [EARLY]),
+    "its parser ends it": ([messages.worker.ParserEnded(2), None], [EARLY]),
+    "it is refused": ([messages.worker.ScriptRefused("no"), None], ["no"]),
+    "it ends after": ([OFFER, None], ["came", "the process that was to fork its store has ended"]),
+    "it can't fork": (
+        [OFFER, messages.worker.StoreNotForked("full"), None],
+        ["came", "the process that makes versions can't be started: full"],
+    ),
+}
+"""What it says, None for its end, and what is told of that."""
+
+
+def stood_in() -> tuple[Beside, BootstrapProcess, list[str]]:
+    company, told = Beside(), list[str]()
+    given: Any = company
+    stand_in = BootstrapProcess(7, given, came=lambda offer: told.append("came"), failed=told.append)
+    stand_in.begin()
+    return company, stand_in, told
+
+
+@pytest.mark.parametrize("case", SAYS)
+def test_it_comes_once_or_fails_once(case: str) -> None:
+    company, _, told = stood_in()
+    said, expected = SAYS[case]
+    for message in said:
+        company.gone(7, 0) if message is None else company.hear(7, message, [])
+    assert told == expected
+
+
+def test_it_may_begin_at_once_and_its_end_is_no_failure_once_it_has_forked() -> None:
+    company, stand_in, told = stood_in()
+    company.hear(7, OFFER, [])
+    stand_in.end()
+    company.gone(7, 9)
+    assert company.told == [(7, "start"), (7, messages.worker.Start), (7, "end")]
+    assert stand_in.offer is OFFER
+    assert told == ["came"]
+
+
+# --- what workers of another host print goes to the head
+
+
+def outward() -> tuple[LogForwarding, list[messages.Message]]:
+    made, sent = LogForwarding(), list[messages.Message]()
+    made.send = sent.append
+    return made, sent
+
+
+def test_no_more_pieces_are_on_their_way_than_may_be() -> None:
+    """However small they are: a link keeps few messages that are not acknowledged."""
+    made, sent = outward()
+    for number in range(MOST):
+        assert not made.full
+        made.printed(2, b"%d" % number)
+    assert made.full
+    made.kept()
+    assert not made.full
+    made.printed(3, b"more")
+    assert made.full
+    assert sent == [
+        *(host_messages.Printed(2, b"%d" % number) for number in range(MOST)),
+        host_messages.Printed(3, b"more"),
+    ]

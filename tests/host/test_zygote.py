@@ -1,4 +1,4 @@
-"""What is forked from the zygote is the launcher's child, has what it is handed, and is forked at any time."""
+"""What is forked from the zygote is the launcher's child, and how it and other processes end is told."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from paceline.ipc import zygote as zygotes
+from paceline.ipc.loop import Loop
 from paceline.ipc.processes import NoProcess, adopt_orphans, children, exit_phrase, fork_child
 from paceline.ipc.zygote import Become, Zygote
 from support.events import LONG, await_stop
@@ -233,3 +234,44 @@ def test_of_processes_that_are_forked_together_there_are_all_or_none(
         assert how_it_ended(process) == "exit code 1"
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr().err == ""
+
+
+# --- the loop awaits the end of a process
+
+
+def pauses() -> int:
+    signal.pause()
+    return 0
+
+
+def processes_watched() -> list[str]:
+    """One for each descriptor of a process."""
+    numbers = os.listdir("/proc/self/fdinfo")
+    found = []
+    for number in numbers:
+        try:
+            with open(f"/proc/self/fdinfo/{number}") as file:
+                found += [line.strip() for line in file if line.startswith("Pid:")]
+        except FileNotFoundError:  # that of the listing itself
+            pass
+    return found
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["the process ends", "the loop is closed before"])
+def test_of_a_process_whose_end_was_awaited_nothing_is_kept(ends: bool) -> None:
+    before = processes_watched()
+    loop = Loop()
+    process = fork_child(pauses)
+    called: list[int] = []
+    loop.await_end(process, lambda: called.append(process))
+    assert len(processes_watched()) == len(before) + 1
+    if ends:
+        os.kill(process, signal.SIGKILL)
+        loop.wait(60.0)
+        assert called == [process]
+        assert processes_watched() == before
+    loop.close()
+    assert processes_watched() == before
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    assert len(called) == ends

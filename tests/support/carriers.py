@@ -45,12 +45,10 @@ class Got:
         self.waits = True
         self.done = 0
         self.lost: list[str] = []
-        self.then: Callable[[], object] = lambda: None
 
     def is_done(self) -> None:
         self.waits = False
         self.done += 1
-        self.then()
 
     def is_lost(self, why: str) -> None:
         self.waits = False

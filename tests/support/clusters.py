@@ -100,25 +100,20 @@ class AtHost:
     def __init__(self) -> None:
         self.incarnation = 0
         self.connections = 0
-        self.beats: list[float] = []
         self.values: list[int] = []
         self.losses: list[str] = []
         self.ends: list[str] = []
         self.lines: list[str] = []
-        self.when_connected: Callable[[], object] = lambda: None
-        self.answers: Callable[[Any], object] = lambda message: None
 
     def connected(self, incarnation: int) -> None:
         self.incarnation = incarnation
         self.connections += 1
-        self.when_connected()
 
     def acknowledged(self, sent: float) -> None:
-        self.beats.append(sent)
+        pass
 
     def delivered(self, message: Any) -> None:
         self.values.append(message.value)
-        self.answers(message)
 
     def disconnected(self, why: str) -> None:
         self.losses.append(why)

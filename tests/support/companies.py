@@ -13,7 +13,7 @@ from paceline.coordinator.agent import _Agent as Agent
 from paceline.core.choice import choose
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, Order
+from paceline.core.orders import ApplyUpdate, Order, Release, StartPush
 from paceline.host.cluster import Cluster
 from paceline.host.events import AwaitsPlace, AwaitsVersion, Computes, ComputesTaken, VersionNotFinite
 from paceline.host.machine import machine
@@ -123,10 +123,20 @@ class Company:
         self.said_by_store(messages.store.Committed(version, 0.0, 0, None))
         return version
 
-    def apply(self, version: int, *contributions: tuple[int, int]) -> None:
-        """Order that version of these (worker, step), and make it."""
+    def pushes(self, worker: int, step: int, version: int = 0) -> None:
+        """The worker computes that step on that version, and pushes its update."""
+        self.carry_out(Release(worker=worker, step=step, version=version, parameters="held"))
+        self.computed(worker, step)
+        self.carry_out(StartPush(worker=worker, step=step))
+
+    def orders(self, version: int, *contributions: tuple[int, int]) -> None:
+        """Order that version of these (worker, step)."""
         shares = tuple((worker, step, 1.0) for worker, step in contributions)
         self.carry_out(ApplyUpdate(version=version, contributions=shares))
+
+    def apply(self, version: int, *contributions: tuple[int, int]) -> None:
+        """Order that version of these (worker, step), and make it."""
+        self.orders(version, *contributions)
         self.make()
 
     def returns(self, worker: int) -> None:

@@ -46,18 +46,34 @@ class Dialler:
         self.failed.append((why, final))
 
 
+def opened(at: Any, purpose: str, said: bytes = b"", buffer: int | None = None) -> Any:
+    """The end of somebody who opens a connection at a door, and says this. `buffer`: bytes that wait unread there.
+
+    `at` has the door, its keys and the loop, in which it waits.
+    """
+    came: list[Any] = []
+    end = at.loop.dial(at.door.address)
+    if buffer is not None:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    side = dials(end, at.keys, purpose)
+    Handshake(side, at.loop, opened=lambda it: came.append(it.end), failed=lambda why, final: came.append(why))
+    at.until(lambda: came)
+    (end,) = came
+    assert not isinstance(end, str), end
+    end.send(said)
+    return end
+
+
 class Lobby:
     """A door that serves control and data."""
 
-    def __init__(self, keys: Keys = KEYS, listener: socket.socket | None = None) -> None:
+    def __init__(self, keys: Keys = KEYS) -> None:
         self.loop = Loop()
         self.lines: list[str] = []
         """Without ports of diallers."""
         self.came: list[tuple[str, Any]] = []
         """Connections that were let in: what for, and the socket."""
-        self.door = HostListener(
-            listener or tcp.listen(), self.loop, keys, lambda line: self.lines.append(without_port(line))
-        )
+        self.door = HostListener(tcp.listen(), self.loop, keys, lambda line: self.lines.append(without_port(line)))
         for purpose in ("control", "data"):
             self.serve(purpose)
         self.keys = keys
