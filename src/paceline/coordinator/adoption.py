@@ -77,7 +77,7 @@ class Adoption:
             self.shown.add(worker)
 
     def joins(self, worker: int) -> None:
-        """The worker takes part from now on. It begins with what the others have come to, whatever its script changed."""
+        """The worker takes part from now on. It begins with what others have come to, whatever its script changed."""
         self.shows(worker)
 
     def disagreement(self, worker: int) -> str:
