@@ -368,11 +368,17 @@ def _remove_unfinished(folder: Path) -> None:
     remove_drafts(folder)
 
 
-def _code_before(settings: Settings) -> dict[str, str]:
-    """What a run that goes on had noted of its script's own modules. It has nothing to compare with otherwise."""
-    if settings.resumed is None:
-        return {}
-    return dict(tomllib.loads((settings.folder / CONFIG).read_text()).get("code", {}))
+def _said(settings: Settings, offer: messages.worker.Offered | None) -> dict[str, Any]:
+    """What the script says of itself, by key of the configuration.
+
+    Scripts that end before they come to `prepare` say nothing. If the run goes on, what was noted before still holds.
+    """
+    if offer is not None:
+        clip, evaluates = offer.clip, bool(offer.evaluates)
+        return {"code": offer.code, "buffers": offer.buffers or "mean", **clip, "evaluates": evaluates}
+    before = {} if settings.resumed is None else tomllib.loads((settings.folder / CONFIG).read_text())
+    said = "code", "buffers", *messages.worker.CLIP, "evaluates"
+    return {"code": {}, "buffers": "mean", "evaluates": False} | {key: before[key] for key in said if key in before}
 
 
 def _write_config(
@@ -393,7 +399,7 @@ def _write_config(
         "script": str(settings.script),
         "directory": str(Path.cwd()),
         "script_sha256": hashlib.sha256(settings.source).hexdigest(),
-        "code": offer.code if offer else _code_before(settings),
+        "code": (said := _said(settings, offer))["code"],
         "arguments": list(settings.arguments),
         "protocol": settings.choice.to_plain(),
         "workers": settings.workers,
@@ -406,10 +412,10 @@ def _write_config(
         "hash_seed": hash_seed.UNKNOWN if (known := hash_seed.of_this_process()) is None else known,
         "start": settings.start,
         "shards": shards,
-        "buffers": (offer.buffers if offer else None) or "mean",
-        **(offer.clip if offer else {}),
+        "buffers": said["buffers"],
+        **{name: said[name] for name in messages.worker.CLIP if name in said},
         "record": settings.record,
-        "evaluates": bool(offer and offer.evaluates),
+        "evaluates": said["evaluates"],
         "on_loss": settings.on_loss,
         "restart": settings.restart,
         "on_divergence": settings.on_divergence,

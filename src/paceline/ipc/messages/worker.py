@@ -21,6 +21,8 @@ Given = (
     | None
 )
 """A value for `agree`."""
+CLIP = ("clip_grad_norm", "clip_grad_value")
+"""The arguments of `prepare` for clipping."""
 Named = Annotated[dict[Annotated[str, msgspec.Meta(max_length=1 << 12)], float], msgspec.Meta(max_length=10_000)]
 """What a script has measured, by name. Values may be NaN. Names are checked later, as a step may log hundreds."""
 Batches = list[tuple[Count, Count]]
@@ -85,8 +87,7 @@ class Offered(Message):
     @property
     def clip(self) -> dict[str, float]:
         """The arguments of `prepare` for clipping, by name."""
-        both = {"clip_grad_norm": self.clip_grad_norm, "clip_grad_value": self.clip_grad_value}
-        return {name: value for name, value in both.items() if value is not None}
+        return {name: value for name in CLIP if (value := getattr(self, name)) is not None}
 
     @property
     def averaged_at(self) -> list[int]:
