@@ -172,11 +172,20 @@ def test_an_interrupted_replay_says_so_and_accuses_nobody(runs: Runs) -> None:
     assert "another way" not in again.out + again.err
 
 
-def test_a_run_whose_workers_all_died_is_compared_up_to_there(tmp_path: Path) -> None:
-    flags = ("-p", "asp", "--on-loss", "continue", "--tee", "none")
-    recorded = run(that_draws("if step == 4: raise SystemExit(4)"), *TWO, *flags, tmp_path=tmp_path)
+@pytest.mark.parametrize(
+    ("on_loss", "workers", "error"),
+    [
+        ("continue", "2", "all workers died"),
+        ("stop", "1", "worker 0 died (exit code 4) in step 4, and --on-loss is stop"),
+    ],
+)
+def test_a_run_whose_workers_all_died_is_compared_up_to_there(
+    on_loss: str, workers: str, error: str, tmp_path: Path
+) -> None:
+    flags = ("-n", workers, "-p", "asp", "--on-loss", on_loss, "--tee", "none")
+    recorded = run(that_draws("if step == 4: raise SystemExit(4)"), *flags, tmp_path=tmp_path)
     assert recorded.code == 3, recorded.out + recorded.err
-    assert recorded.summary["error"] == "all workers died"
+    assert recorded.summary["error"].startswith(error)
     assert "the same bits" in replayed(recorded.folder).completed().out
 
 

@@ -9,6 +9,8 @@ from typing import Literal, TypeVar
 Stage = Literal["starting", "offered", "training", "closing", "ended", "gone"]
 """`offered`: has called `prepare`. `closing`: makes no more steps, but its script goes on. `ended`: its script has
 ended. `gone`: its process has ended."""
+ALL_DIED = "all workers died"
+"""Why a run has failed that had no worker left."""
 Left = Literal["finished", "died", "stopped", "drained"]
 
 
@@ -191,7 +193,7 @@ class Membership(Mapping[int, One]):
         finished = [one for one in self._members.values() if one.left == "finished"]
         if not all(one.failed for one in finished):
             return None
-        return "all workers died" + (" after training" if len(finished) == len(self._members) else "")
+        return ALL_DIED + (" after training" if len(finished) == len(self._members) else "")
 
     def _at(self, stage: Stage) -> list[One]:
         return [one for one in self._members.values() if one.stage == stage]

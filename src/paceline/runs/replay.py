@@ -28,6 +28,7 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
+from paceline.core.membership import ALL_DIED
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.errors import ConfigError, RunFailed
 from paceline.host.processor import ISAS
@@ -276,9 +277,13 @@ def last_version(recorded: RecordedRun) -> int:
 
 
 def _failed_alike(recorded: Summary | None, again: Summary) -> bool:
-    """Whether both failed for the same reason, such as all workers' deaths. Then what came before can be compared."""
-    ends = [(one["outcome"], one["error"]) for one in (recorded, again) if one is not None]
-    return len(ends) == 2 and ends[0] == ends[1] and again["outcome"] == "failed"
+    """Whether both failed for the same reason. Then what came before can be compared.
+
+    A replay kills the workers that died. If those were all, it says so. A run with `--on-loss stop` has named the first.
+    """
+    if recorded is None or (recorded["outcome"], again["outcome"]) != ("failed", "failed"):
+        return False
+    return again["error"] in (recorded["error"], ALL_DIED)
 
 
 def _reenact(fact: Fact, workers: Director) -> None:

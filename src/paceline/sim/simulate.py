@@ -13,6 +13,7 @@ import tomli_w
 from paceline.core.choice import Choice, check_fit
 from paceline.core.drive import drive
 from paceline.core.facts import TrainingBegan
+from paceline.core.membership import ALL_DIED
 from paceline.errors import ConfigError, ProtocolViolation, RunFailed
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger
@@ -176,7 +177,7 @@ def play(
     if world.interrupted:
         outcome = "interrupted"
     elif not error and all(left == "died" for left in world.left.values()):
-        outcome, error = "failed", "all workers died"
+        outcome, error = "failed", ALL_DIED
     if outcome == "completed" and say is not None:
         for sentence in never_came(one, world):
             say(sentence)
