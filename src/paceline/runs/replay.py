@@ -279,7 +279,7 @@ def last_version(recorded: RecordedRun) -> int:
 def _failed_alike(recorded: Summary | None, again: Summary) -> bool:
     """Whether both failed for the same reason. Then what came before can be compared.
 
-    A replay kills the workers that died. If those were all, it says so. A run with `--on-loss stop` has named the first.
+    A replay kills the workers that died. If those were all, it says so. `--on-loss stop` has named the first.
     """
     if recorded is None or (recorded["outcome"], again["outcome"]) != ("failed", "failed"):
         return False
