@@ -45,7 +45,7 @@ class Network:
     """Of a node's memory, for groups within the node."""
     between_nodes: float | None = None
     """Of a node's link to others, for groups across nodes. None: the lesser of `bandwidth` and `worker_bandwidth`. See
-    `group_links`."""
+    `links`."""
     mixed: float | None = None
     """The same for a group with several members on one node and others elsewhere. None: as `between_nodes`."""
 
@@ -131,7 +131,7 @@ class Scenario:
     events: tuple[Slowdown | Kill, ...] = ()
     """In the file's order: `events[0]` is the one that messages call `event 1`."""
     host_tables: tuple[HostTable, ...] = ()
-    """The head's comes first. If there are tables, `nodes` is their number. See `scenario.host_links`."""
+    """The head's comes first. If there are tables, `nodes` is their number. See `scenario.links`."""
 
     def checked_for(self, workers: int) -> Scenario:
         """Return this scenario for a run of so many workers. Raises ConfigError if it names one beyond them."""

@@ -42,8 +42,7 @@ from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun, model_of, open_run, reading
 from paceline.records.summary import Tally
 from paceline.records.times import exposed
-from paceline.scenario.group_links import GroupLinks
-from paceline.scenario.network import SharedLink
+from paceline.scenario.links import ClusterLinks
 from paceline.scenario.scenario import Kill, Scenario, Slowdown
 from paceline.sim.costs import Overhead
 from paceline.sim.simulate import Simulation
@@ -261,7 +260,7 @@ class CalibratedRun:
                 like = "an average of {} is taken to take no time"
                 if recorded.commits:
                     like = "a replica's step of {} and its average are taken to take what a version took"
-                    if GroupLinks.of(self.scenario, self.workers) is not None:
+                    if ClusterLinks(self.scenario, self.workers).paces_averages:
                         like += ", besides what the scenario's network says of averages"
                 lines.append(f"no groups averaged in that run: {like.format(name)}")
         elif not recorded.commits:
@@ -288,7 +287,7 @@ def _read(run: RecordedRun) -> CalibratedRun:
             f"{folder}: its hosts have links, whose part in that run is not told apart from other costs yet; simulate "
             "its scenario's file"
         )
-    reading = _Reading(SharedLink.of(scenario.network) is not None)
+    reading = _Reading(ClusterLinks(scenario, workers).paces_store)
     reading.take_times(database)
     tally = Tally(model_of(database))
     reading.take_facts(tally, run.history())
