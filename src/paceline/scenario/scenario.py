@@ -294,13 +294,16 @@ class Scenario:
 
         That is `compute`, or else the `measured` seconds, × jitter factor × active slowdowns ÷ speed.
         """
-        slow = math.prod(
+        base = measured if self.compute is None else self.compute
+        return base * self.jitter_factor(worker, step, seed) * self.slowed(worker, step, at) / self.speed(worker)
+
+    def slowed(self, worker: int, step: int, at: float) -> float:
+        """Return the factor of all slow-downs of this step, which starts at second `at`."""
+        return math.prod(
             event.factor
             for event in self.events
             if isinstance(event, Slowdown) and event.worker == worker and event.active(step, at)
         )
-        base = measured if self.compute is None else self.compute
-        return base * self.jitter_factor(worker, step, seed) * slow / self.speed(worker)
 
     def jitter_factor(self, worker: int, step: int, seed: int) -> float:
         """Draw from a log-normal distribution with mean 1 and relative deviation `jitter`, by the arguments alone."""
