@@ -227,16 +227,17 @@ class Fluid(Generic[What]):
         if not changed.flows:
             changed.due, changed.served = math.inf, 0.0  # an idle route starts from 0, so that errors don't add up
             changed.marks.clear()
-        routes = {route: None for way in changed.ways for route in way.routes}
-        if len(routes) == 1 and changed.flows:
-            shares = [way.share(way.goodput(), way.flows) for way in changed.ways]
-            changed.share = min(shares, key=_rate)
-        elif routes:
-            todo = list(routes)
+        first, *others = changed.ways
+        routes: dict[Route, None] = {}
+        if not others and len(first.routes) == 1 and changed.flows:  # it shares its only way with no other
+            changed.share = first.share(first.goodput(), first.flows)
+            routes[changed] = None
+        else:
+            todo = [changed]
             while todo:
                 for way in todo.pop().ways:
-                    todo += (new := [route for route in way.routes if route not in routes])
-                    routes |= dict.fromkeys(new)
+                    todo += [route for route in way.routes if route not in routes]
+                    routes |= way.routes
             for route in routes:
                 route.serve(changed.now)
             _share_fairly(routes)

@@ -263,6 +263,7 @@ class World:
         self._stop = stop
         network = scenario.network
         self._links: ClusterLinks[Ended] = ClusterLinks(scenario, workers)
+        self._links_hosts = scenario.links_hosts
         self._message = network.message if network is not None and network.message is not None else message
         self._workers = {worker: SimulatedWorker(step - 1) for worker, _, step in begins.members}
         self._used: dict[int, int] = {}
@@ -550,7 +551,7 @@ class World:
 
     def _transfer(self, number: int, what: What, of: int) -> None:
         """`of`: the step that is pushed, the version that is pulled, or the worker whose replica is copied."""
-        if self._scenario.links_hosts and self._bring(number, what, of):
+        if self._links_hosts and self._bring(number, what, of):
             return
         worker = self._workers[number]
         if not self._links.paces_store:
