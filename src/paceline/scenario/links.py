@@ -57,7 +57,7 @@ class Way:
         """Return the bytes a second of all its present flows together."""
         return self.bandwidth if self.flows == 1 else self.bandwidth * self.contended
 
-    def share(self, goodput: float, flows: int) -> Share:
+    def for_each(self, goodput: float, flows: int) -> Share:
         """Return what one of so many flows gets that share this goodput."""
         return (self.each, 1) if self.each < goodput / flows else (goodput, flows)
 
@@ -230,7 +230,7 @@ class Fluid(Generic[What]):
         first, *others = changed.ways
         routes: dict[Route, None] = {}
         if not others and len(first.routes) == 1 and changed.flows:  # it shares its only way with no other
-            changed.share = first.share(first.goodput(), first.flows)
+            changed.share = first.for_each(first.goodput(), first.flows)
             routes[changed] = None
         else:
             todo = [changed]
@@ -257,7 +257,7 @@ def _share_fairly(routes: Iterable[Route]) -> None:
     rising = dict.fromkeys(routes)
     left = {way: (way.goodput(), way.flows) for route in rising for way in route.ways}
     while rising:
-        shares = {way: way.share(*rest) for way, rest in left.items()}
+        shares = {way: way.for_each(*rest) for way, rest in left.items()}
         fullest = min(shares, key=lambda way: _rate(shares[way]))
         rate = _rate(shares[fullest])
         for route in [route for route in fullest.routes if route in rising]:
