@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from paceline.cli.main import main
 from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact, GradientReady, ParametersTaken, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush
-from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records.ledger import Ledger, read_facts
+from paceline.records.ledger import Ledger
 from paceline.records.summary import Summary
 from paceline.records.times import StepTimes
 from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
@@ -118,14 +116,6 @@ def test_steps_that_were_lost_with_a_replica_are_in_no_limit_of_the_prediction(p
 def test_a_prediction_ends_as_the_run_did(limit: Limit, data: int | None, tmp_path: Path) -> None:
     summary, run = made(tmp_path / "run", "ssp:bound=2", limit=limit, data=data)
     assert simulate(run.simulation(run.choice)) == summary
-
-
-def test_the_protocol_is_the_runs_with_its_parameters(tmp_path: Path) -> None:
-    for number, protocol in enumerate(
-        ["sync-switch:then=dssp:lower=2,upper=8,switch_at=0.25", "ripples:threshold=none"]
-    ):
-        _, run = made(tmp_path / str(number), protocol)
-        assert str(run.choice) == str(chosen(protocol))
 
 
 def test_a_prediction_goes_on_past_the_end_of_the_run(tmp_path: Path) -> None:
@@ -234,16 +224,6 @@ TIMES = {(0, 0): StepTimes(began=0.1, compute=0.7, push=0.02, wait=0.1, pull=0.0
 def test_a_version_takes_as_long_as_the_store_was_at_it_whenever_it_is_pulled(pulled_at: float, tmp_path: Path) -> None:
     run = written(tmp_path / "run", one_step(pulled_at), TIMES)
     assert run.costs.commits.given == {1: ((1,), 0.1)}
-
-
-def test_every_version_of_a_run_whose_workers_pull_when_they_like_has_its_own_time(tmp_path: Path) -> None:
-    scenario = replace(STRAGGLER, network=None)
-    _, run = made(tmp_path / "run", "ps-plus", scenario, costs=costly(scenario))
-    orders = [order for _, orders in read_facts(tmp_path / "run" / "ledger.sqlite") for order in orders]
-    made_in_all = [order.version for order in orders if isinstance(order, ApplyUpdate)]
-    assert set(made_in_all[:-3]) <= set(run.costs.commits.given)
-    for _, seconds in run.costs.commits.given.values():
-        assert seconds == pytest.approx(0.0051, abs=1.1e-4)
 
 
 def test_what_is_neither_computing_nor_the_workers_own_are_messages(tmp_path: Path) -> None:
@@ -428,50 +408,14 @@ def test_what_is_taken_for_granted_is_said_once_on_standard_error(
     assert "of all-reduce and its average are taken" in printed.err
 
 
-def no_folder(folder: Path) -> None:
-    pass
-
-
-def no_ledger(folder: Path) -> None:
-    folder.mkdir()
-
-
-def not_a_ledger(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "ledger.sqlite").write_text("no database at all, but long enough to be taken for one" * 100)
-
-
-def nothing_in_it(folder: Path) -> None:
-    folder.mkdir()
-    Ledger(folder / "ledger.sqlite").close()
-
-
-def no_steps(folder: Path) -> None:
-    made(folder, limit=Limit(seconds=0.01))
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (no_folder, "there is no such folder"),
-        (no_ledger, "there is no ledger.sqlite"),
-        (not_a_ledger, "no ledger can be read"),
-        (nothing_in_it, "ended before it had written"),
-        (no_steps, "no step was finished"),
-    ],
-)
-def test_what_is_no_run_is_refused_in_one_line(
-    make: Callable[[Path], None], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        make(tmp_path / "run")
-    except ConfigError:
-        assert make is no_steps  # the simulation is made, and then read
-    assert main(["simulate", "--from", str(tmp_path / "run")]) == 2
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert str(tmp_path / "run") in line
-    assert said in line
+def test_what_has_no_finished_step_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`records.reading` refuses what is no run."""
+    simulate(simulation(limit=Limit(seconds=0.01)), tmp_path / "run")
+    for folder, said in ((tmp_path / "run", "no step was finished"), (tmp_path / "none", "there is no such folder")):
+        assert main(["simulate", "--from", str(folder)]) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        assert line.startswith(f"paceline: {folder}: {said}")
 
 
 @pytest.mark.parametrize(
