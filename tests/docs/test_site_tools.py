@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
     [
         (
             "scenarios.md",
-            "../src/paceline/scenario/network.py",
-            "https://host/us/blob/main/src/paceline/scenario/network.py",
+            "../src/paceline/scenario/links.py",
+            "https://host/us/blob/main/src/paceline/scenario/links.py",
         ),
         ("protocols/bsp.md", "../../examples", "https://host/us/tree/main/examples"),
         ("index.md", "https://elsewhere", "https://elsewhere"),

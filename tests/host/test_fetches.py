@@ -19,14 +19,13 @@ from paceline.errors import MessageUnreadable
 from paceline.host.claims import Owner
 from paceline.ipc.memory import Span
 from paceline.records.times import TransferTimes
-from paceline.scenario.group_links import GroupLinks
-from paceline.scenario.network import SharedLink
+from paceline.scenario.links import ClusterLinks
 from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer import fetch_table as module
 from paceline.transfer.byte_ranges import ByteRanges
 from paceline.transfer.data_plane import DataPlane, Hear
 from paceline.transfer.fetch_table import Ask, CancelRequest, FetchTable, Missing, Say, ServeTable, Stop
-from paceline.transfer.fetcher import Fetcher, RemoteFetcher, ShapedFetcher
+from paceline.transfer.fetcher import Called, Fetcher, RemoteFetcher, ShapedFetcher
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.messages import Asked, Brought, Connected, Lost, Named, Peer, Range, Released, Settled
 from support.planes import plane_of
@@ -548,19 +547,19 @@ class Fetching:
         del self.asked[owner]
 
 
-def shaped(fetching: Fetching, store: SharedLink | None, groups: GroupLinks | None) -> Fetcher:
-    given = store, groups, fetching.now, fetching.now, fetching.facts.append, fetching.note
-    fetching.shaped = made = ShapedFetcher(*given)
+def shaped(fetching: Fetching, network: Network | None) -> Fetcher:
+    links = ClusterLinks[Called](Scenario(network=network), 4)
+    fetching.shaped = made = ShapedFetcher(links, fetching.now, fetching.now, fetching.facts.append, fetching.note)
     made.size = 100
     return made
 
 
 def local(fetching: Fetching) -> Fetcher:
-    return shaped(fetching, None, None)
+    return shaped(fetching, None)
 
 
 def paced(fetching: Fetching) -> Fetcher:
-    return shaped(fetching, SharedLink.of(NETWORK), GroupLinks.of(Scenario(network=NETWORK), 4))
+    return shaped(fetching, NETWORK)
 
 
 def elsewhere(fetching: Fetching) -> Fetcher:
@@ -637,7 +636,7 @@ def test_at_a_network_s_pace_ends_of_both_links_come_in_the_order_of_time_with_t
 
 
 def test_what_no_link_paces_is_local() -> None:
-    fetching = Fetching(lambda one: shaped(one, None, GroupLinks.of(Scenario(network=NETWORK), 4)))
+    fetching = Fetching(lambda one: shaped(one, Network(within_nodes=100.0)))
     fetching.push(0, 3)
     assert (fetching.facts, fetching.noted) == ([UpdateArrived(worker=0, step=3, at=0.0)], [])
 

@@ -12,8 +12,8 @@ import pytest
 
 from paceline.core.facts import ParametersTaken, ReduceFinished, UpdateArrived
 from paceline.records.ledger import read_facts
-from paceline.scenario.group_links import GroupLinks
-from paceline.scenario.network import SharedLink
+from paceline.scenario.links import ClusterLinks
+from paceline.scenario.scenario import Network, Scenario
 from support.runs import Run, run, side_by_side
 from support.scripts import training
 
@@ -98,13 +98,13 @@ def test_every_transfer_ends_when_the_model_says_that_it_does(protocol: str, run
     """
     rows = transfers(runs[protocol].result())
     assert {row[1] for row in rows} == {"push", "pull"}
-    link, ends = SharedLink(50e6, LATENCY, INCAST), list[float]()
-    for worker, direction, _, size, began, _, _ in [*rows, (0, "", 0, 0, math.inf, 0.0, 0.0)]:
-        while (end := link.next_end()) is not None and end <= began:
-            if (transfer := link.finish(end)) is not None:
-                ends.append(transfer.ended)
+    network, ends = Network(bandwidth=50e6, latency=LATENCY, incast=INCAST), list[float]()
+    links = ClusterLinks[None](Scenario(network=network), 4)
+    for _, direction, _, size, began, _, _ in [*rows, (0, "", 0, 0, math.inf, 0.0, 0.0)]:
+        while (flow := links.finish(began)) is not None:
+            ends.append(flow.ended)
         if direction:
-            link.begin(worker, "push" if direction == "push" else "pull", size, began)
+            links.transfer("push" if direction == "push" else "pull", size, began, None)
     last_pushes = {worker: began for worker, direction, _, _, began, _, _ in rows if direction == "push"}
     whole = min(last_pushes.values())
     told = sorted(ended for *_, ended, _ in rows if ended < whole)
@@ -155,13 +155,14 @@ def test_every_average_ends_when_the_model_says_that_it_does(runs: Runs) -> None
     for row in transfers(runs["ad-psgd"].result()):
         pairs.setdefault(row[2], []).append(row)
     assert all(len(pair) == 2 for pair in pairs.values())
-    links, ends = GroupLinks(("a", "a", "b", "b"), 100e6, 20e6, 20e6, LATENCY), dict[int, float]()
+    network, ends = Network(within_nodes=100e6, between_nodes=20e6, latency=LATENCY), dict[int, float]()
+    links = ClusterLinks[int](Scenario(nodes=2, network=network), 4)
     for group, ((one, _, _, size, began, *_), (other, *_)) in sorted(pairs.items(), key=lambda pair: pair[1][0][4]):
-        while (moved := links.finish(began)) is not None:
-            ends[moved.group] = moved.ended
-        links.begin(group, (one, other), size, began)
-    while (moved := links.finish(math.inf)) is not None:
-        ends[moved.group] = moved.ended
+        while (flow := links.finish(began)) is not None:
+            ends[flow.what] = flow.ended
+        links.average((one, other), size, began, group)  # of two, each sends as much as there is to average
+    while (flow := links.finish(math.inf)) is not None:
+        ends[flow.what] = flow.ended
     assert ends == {group: pytest.approx(pair[0][5], rel=1e-12) for group, pair in pairs.items()}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ from paceline.cli.main import main
 from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact, GradientReady, ParametersTaken, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush
-from paceline.errors import ConfigError
 from paceline.protocols import registry
-from paceline.records.ledger import Ledger, read_facts
+from paceline.records.ledger import Ledger
 from paceline.records.summary import Summary
 from paceline.records.times import StepTimes
 from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
 from paceline.scenario.scenario_file import to_plain
-from paceline.sim.calibration import CalibratedRun, RecordedCosts, StepCosts, read
+from paceline.sim.calibration import CalibratedRun, Repeated, StepCosts, read
 from paceline.sim.costs import Overhead, ScenarioCosts
 from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
@@ -120,14 +118,6 @@ def test_a_prediction_ends_as_the_run_did(limit: Limit, data: int | None, tmp_pa
     assert simulate(run.simulation(run.choice)) == summary
 
 
-def test_the_protocol_is_the_runs_with_its_parameters(tmp_path: Path) -> None:
-    for number, protocol in enumerate(
-        ["sync-switch:then=dssp:lower=2,upper=8,switch_at=0.25", "ripples:threshold=none"]
-    ):
-        _, run = made(tmp_path / str(number), protocol)
-        assert str(run.choice) == str(chosen(protocol))
-
-
 def test_a_prediction_goes_on_past_the_end_of_the_run(tmp_path: Path) -> None:
     _, run = made(tmp_path / "short", limit=Limit(steps=40))
     longer = Limit(steps=400)
@@ -172,20 +162,20 @@ def test_what_a_step_takes_is_told_apart(tmp_path: Path) -> None:
     _, run = made(tmp_path / "run", "bsp", costs=costs)
     for worker in range(4):
         for step in range(24):
-            found = run.recorded.steps[worker][step]
+            found = run.costs.steps[worker][step]
             assert found.compute == pytest.approx(costs.compute(worker, step, 0.0), abs=1e-9)
             for part, expected in (
                 (found.before, costs.before(worker, step)),
                 (found.after, costs.after(worker, step)),
             ):
                 assert (part.own, part.messages) == pytest.approx((expected.own, expected.messages), abs=1e-9)
-    assert run.recorded.commits[7] == (4, pytest.approx(0.0081, abs=1e-9))
+    assert run.costs.commits.given[7] == ((4,), pytest.approx(0.0081, abs=1e-9))
 
 
 def test_of_a_version_that_had_to_wait_for_another_only_its_own_time_counts(tmp_path: Path) -> None:
     scenario = replace(STRAGGLER, network=None, speeds={})
     _, run = made(tmp_path / "run", "asp", scenario, costs=costly(scenario))
-    costs = [seconds for _, seconds in run.recorded.commits.values()]
+    costs = [seconds for _, seconds in run.costs.commits.given.values()]
     assert len(costs) >= 90
     assert max(costs) == pytest.approx(0.0052, abs=1e-9)
 
@@ -233,24 +223,14 @@ TIMES = {(0, 0): StepTimes(began=0.1, compute=0.7, push=0.02, wait=0.1, pull=0.0
 @pytest.mark.parametrize("pulled_at", [1.0, 5.0])
 def test_a_version_takes_as_long_as_the_store_was_at_it_whenever_it_is_pulled(pulled_at: float, tmp_path: Path) -> None:
     run = written(tmp_path / "run", one_step(pulled_at), TIMES)
-    assert run.recorded.commits == {1: (1, 0.1)}
-
-
-def test_every_version_of_a_run_whose_workers_pull_when_they_like_has_its_own_time(tmp_path: Path) -> None:
-    scenario = replace(STRAGGLER, network=None)
-    _, run = made(tmp_path / "run", "ps-plus", scenario, costs=costly(scenario))
-    orders = [order for _, orders in read_facts(tmp_path / "run" / "ledger.sqlite") for order in orders]
-    made_in_all = [order.version for order in orders if isinstance(order, ApplyUpdate)]
-    assert set(made_in_all[:-3]) <= set(run.recorded.commits)
-    for _, seconds in run.recorded.commits.values():
-        assert seconds == pytest.approx(0.0051, abs=1.1e-4)
+    assert run.costs.commits.given == {1: ((1,), 0.1)}
 
 
 def test_what_is_neither_computing_nor_the_workers_own_are_messages(tmp_path: Path) -> None:
     run = written(tmp_path / "run", one_step(1.0), TIMES)
     before, after = Overhead(own=0.09), Overhead(own=0.02, messages=0.18)
-    step = StepCosts(began=0.1, release=0.01, before=before, compute=0.7, works=0.7, after=after)
-    assert run.recorded.steps == {0: {0: step}}
+    step = StepCosts(number=0, began=0.1, release=0.01, before=before, compute=0.7, works=0.7, after=after)
+    assert run.costs.steps == {0: {0: step}}
 
 
 def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path: Path) -> None:
@@ -261,9 +241,9 @@ def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path
     }
     run = written(tmp_path / "run", [*one_step(1.0), (ready, ())], times)
     before, after = Overhead(own=0.06, messages=0.04), Overhead(own=0.01, messages=0.09)
-    assert run.recorded.steps[0][0].before.own == pytest.approx(0.09)
-    step = StepCosts(began=1.2, release=0.0, before=before, compute=0.8, works=0.8, after=after)
-    assert run.recorded.steps[0][1] == step
+    assert run.costs.steps[0][0].before.own == pytest.approx(0.09)
+    step = StepCosts(number=1, began=1.2, release=0.0, before=before, compute=0.8, works=0.8, after=after)
+    assert run.costs.steps[0][1] == step
 
 
 class Summing(ScenarioCosts):
@@ -280,7 +260,7 @@ def test_an_average_that_ended_as_its_bytes_had_moved_took_no_other_time_that_is
     """Otherwise the link's time would count as work, in predictions of groups that have the link for themselves."""
     scenario = replace(ALONE, network=Network(bandwidth=1e8, message=message))
     _, run = made(tmp_path / "run", "all-reduce", scenario, costs=Summing(scenario, 2, 0))
-    assert {round(took, 9) for _, took in run.recorded.averages.values()} == seconds
+    assert {round(took, 9) for _, took in run.costs.averages.given.values()} == seconds
 
 
 # --- what the run can't say ---------------------------------------------------------------------------
@@ -297,13 +277,13 @@ def test_what_the_run_has_nothing_of_is_said(tmp_path: Path) -> None:
     paced = replace(stored, scenario=replace(ALONE, network=Network(latency=0.1)))
     (line,) = paced.remarks(chosen("ad-psgd"))
     assert line.endswith("what a version took, besides what the scenario's network says of averages")
-    assert replace(stored, recorded=replace(stored.recorded, commits={})).remarks(chosen("ad-psgd")) == [none]
+    assert replace(stored, costs=replace(stored.costs, commits=Repeated({}))).remarks(chosen("ad-psgd")) == [none]
     assert grouped.remarks(chosen("bsp")) == [f"{version} what an average took"]
 
 
 def test_where_replicas_take_the_stores_place_their_steps_take_what_versions_took(tmp_path: Path) -> None:
     _, run = made(tmp_path / "stored", "bsp", ALONE, costs=costly(ALONE))
-    versions = [seconds for _, seconds in run.recorded.commits.values()]
+    versions = [seconds for _, seconds in run.costs.commits.given.values()]
     for protocol in ("all-reduce", "ad-psgd", "ripples"):
         costs = run.simulation(chosen(protocol)).costs
         assert costs is not None
@@ -317,9 +297,9 @@ def test_where_replicas_take_the_stores_place_their_steps_take_what_versions_too
 
 def test_where_workers_take_the_optimizer_over_it_takes_what_versions_took_without_messages(tmp_path: Path) -> None:
     _, run = made(tmp_path / "stored", "bsp", ALONE, costs=costly(ALONE))
-    of_all = [step for steps in run.recorded.steps.values() for number, step in steps.items() if number]
+    of_all = [step for steps in run.costs.steps.values() for number, step in steps.items() if number]
     turn = sum(step.before.messages + step.after.messages for step in of_all) / len(of_all)
-    versions = [seconds for _, seconds in run.recorded.commits.values()]
+    versions = [seconds for _, seconds in run.costs.commits.given.values()]
     costs = run.simulation(chosen("ps-plus")).costs
     assert costs is not None
     for step in range(20):
@@ -341,13 +321,12 @@ def test_of_a_run_whose_workers_had_the_optimizer_steps_are_taken_as_they_were(t
 def test_where_no_store_made_versions_averages_stand_for_them(tmp_path: Path) -> None:
     _, grouped = made(tmp_path / "grouped", "all-reduce", ALONE, costs=costly(ALONE))
     version = ApplyUpdate(version=5, contributions=((0, 0, 0.5), (1, 0, 0.5)))
-    costs = RecordedCosts(grouped.recorded, ALONE, 2)
-    assert costs.commit(version) in [seconds for _, seconds in grouped.recorded.averages.values()]
+    assert grouped.costs.commit(version) in [seconds for _, seconds in grouped.costs.averages.given.values()]
 
 
 def test_without_versions_and_averages_both_take_no_time(tmp_path: Path) -> None:
     _, run = made(tmp_path / "run", "bsp", ALONE, costs=costly(ALONE))
-    costs = RecordedCosts(replace(run.recorded, commits={}), ALONE, 2)
+    costs = replace(run.costs, commits=Repeated({}))
     assert costs.commit(ApplyUpdate(version=5, contributions=((0, 0, 1.0),))) == 0
     assert costs.average(Reduce(group=5, members=(0, 1), what="parameters")) == 0
 
@@ -374,7 +353,7 @@ def test_what_the_scenario_had_for_later_than_the_end_is_no_mistake(tmp_path: Pa
 
 def test_of_other_sizes_the_nearest_that_the_run_has_counts(tmp_path: Path) -> None:
     _, run = made(tmp_path / "run", "bsp", costs=costly(STRAGGLER))
-    of_all = [seconds for contributions, seconds in run.recorded.commits.values() if contributions == 4]
+    of_all = [seconds for contributions, seconds in run.costs.commits.given.values() if contributions == (4,)]
     assert run.costs.commit(ApplyUpdate(version=999, contributions=((0, 999, 1.0),))) in of_all
 
 
@@ -383,11 +362,11 @@ def test_every_step_of_a_real_run_is_there(tmp_path: Path) -> None:
     flags = ("-n", "2", "--threads", "1", "--record", "0", "-p", "bsp")
     run = read(runs.run(training(epochs=1), *flags, tmp_path=tmp_path).completed().folder, registry())
     assert (str(run.choice), run.data, run.limit, run.batch) == ("bsp", 16, Limit(), 4)
-    assert {(worker, step) for worker, steps in run.recorded.steps.items() for step in steps} == {
+    assert {(worker, step) for worker, steps in run.costs.steps.items() for step in steps} == {
         (worker, step) for worker in range(2) for step in range(8)
     }
-    assert set(run.recorded.commits) == set(range(1, 9))
-    assert all(seconds > 0 for _, seconds in run.recorded.commits.values())
+    assert set(run.costs.commits.given) == set(range(1, 9))
+    assert all(seconds > 0 for _, seconds in run.costs.commits.given.values())
     summary = simulate(run.simulation(chosen("bsp")))
     assert (summary["outcome"], summary["steps"], summary["samples"]) == ("completed", 16, 64)
 
@@ -395,7 +374,7 @@ def test_every_step_of_a_real_run_is_there(tmp_path: Path) -> None:
 def test_a_worker_without_a_finished_step_is_like_the_one_with_the_most(tmp_path: Path) -> None:
     scenario = replace(STRAGGLER, speeds={3: 0.001})
     _, run = made(tmp_path / "run", "asp", scenario, Limit(steps=30))
-    assert set(run.recorded.steps) == {0, 1, 2}
+    assert set(run.costs.steps) == {0, 1, 2}
     assert "worker 3 finished no step: its steps are taken to be like worker 0's" in run.remarks(chosen("asp"))
     assert run.costs.compute(3, 7, 0.0) == run.costs.compute(0, 7, 0.0)
 
@@ -429,50 +408,14 @@ def test_what_is_taken_for_granted_is_said_once_on_standard_error(
     assert "of all-reduce and its average are taken" in printed.err
 
 
-def no_folder(folder: Path) -> None:
-    pass
-
-
-def no_ledger(folder: Path) -> None:
-    folder.mkdir()
-
-
-def not_a_ledger(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "ledger.sqlite").write_text("no database at all, but long enough to be taken for one" * 100)
-
-
-def nothing_in_it(folder: Path) -> None:
-    folder.mkdir()
-    Ledger(folder / "ledger.sqlite").close()
-
-
-def no_steps(folder: Path) -> None:
-    made(folder, limit=Limit(seconds=0.01))
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (no_folder, "there is no such folder"),
-        (no_ledger, "there is no ledger.sqlite"),
-        (not_a_ledger, "no ledger can be read"),
-        (nothing_in_it, "ended before it had written"),
-        (no_steps, "no step was finished"),
-    ],
-)
-def test_what_is_no_run_is_refused_in_one_line(
-    make: Callable[[Path], None], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        make(tmp_path / "run")
-    except ConfigError:
-        assert make is no_steps  # the simulation is made, and then read
-    assert main(["simulate", "--from", str(tmp_path / "run")]) == 2
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert str(tmp_path / "run") in line
-    assert said in line
+def test_what_has_no_finished_step_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`records.reading` refuses what is no run."""
+    simulate(simulation(limit=Limit(seconds=0.01)), tmp_path / "run")
+    for folder, said in ((tmp_path / "run", "no step was finished"), (tmp_path / "none", "there is no such folder")):
+        assert main(["simulate", "--from", str(folder)]) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        assert line.startswith(f"paceline: {folder}: {said}")
 
 
 @pytest.mark.parametrize(

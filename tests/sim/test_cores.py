@@ -183,14 +183,14 @@ def recorded(
 @pytest.mark.parametrize("costs", [FEW, BUSY], ids=["padded", "unpadded"])
 def test_what_work_took_is_told_from_what_it_waited_for_a_core(protocol: str, costs: Given, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", protocol, costs, compute=0.02 if costs is FEW else None)
-    for worker, steps in run.recorded.steps.items():
+    for worker, steps in run.costs.steps.items():
         for number, step in list(steps.items())[:-1]:
             expected = costs.compute(worker, number, 0.0), costs.works(worker, number)
             assert (step.compute, step.works) == pytest.approx(expected)
             assert step.release == pytest.approx(costs.telling)
             for found, given in ((step.before, costs.prepare), (step.after, costs.tell)):
                 assert (found.own, found.messages) == pytest.approx((given.own, given.messages))
-    versions = list(run.recorded.commits.values())[:-1]  # the end cut off what else was at work beside the last one
+    versions = list(run.costs.commits.given.values())[:-1]  # the end cut off what else was at work beside the last one
     assert len(versions) > 30
     assert [took for _, took in versions] == pytest.approx([costs.version] * len(versions))
 
@@ -211,18 +211,18 @@ def test_a_run_on_few_cores_predicts_what_other_protocols_give_on_them(
 def test_a_run_that_does_not_say_how_many_cores_it_had_is_taken_as_it_is(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", "bsp", FEW, cores=None, compute=0.02)
     assert run.costs.cores is None
-    assert max(step.before.seconds for step in run.recorded.steps[0].values()) > 1.5 * FEW.prepare.seconds
+    assert max(step.before.seconds for step in run.costs.steps[0].values()) > 1.5 * FEW.prepare.seconds
 
 
 def test_steps_that_the_scenario_pads_sleep_and_what_a_slow_down_adds_to_others_is_sleep(tmp_path: Path) -> None:
     padded = recorded(tmp_path / "padded", "bsp", FEW, compute=0.02)
-    assert {step.works for steps in padded.recorded.steps.values() for step in steps.values()} == {0.0}
+    assert {step.works for steps in padded.costs.steps.values() for step in steps.values()} == {0.0}
     slow = Slowdown(worker=1, at_step=0, factor=4.0)
     costs = replace(BUSY, cores=None)
     simulated("bsp", costs, folder=tmp_path / "slow", scenario=Scenario(workers=4, events=(slow,)))
     with closing(sqlite3.connect(tmp_path / "slow" / "ledger.sqlite")) as ledger, ledger:
         ledger.execute("INSERT OR REPLACE INTO run VALUES ('simulated', 'false'), ('environment', '{\"cores\": 16}')")
-    step = read(tmp_path / "slow", registry()).recorded.steps[1][5]
+    step = read(tmp_path / "slow", registry()).costs.steps[1][5]
     assert (step.compute, step.works) == pytest.approx((0.0145, 0.0145 / 4))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from paceline.core.choice import choose
+from paceline.core.facts import ParametersTaken
 from paceline.errors import ConfigError
 from paceline.protocols import registry
+from paceline.records.ledger import connect, read_facts
 from paceline.records.summary import Summary
 from paceline.scenario.scenario import HostTable, Kill, Network, Scenario, Slowdown
 from paceline.sim.calibration import read
@@ -80,6 +83,26 @@ def test_workers_at_the_head_move_nothing() -> None:
     moved = [row["transfer_seconds"] for row in summary["per_worker"]]
     assert moved[:2] == [0.0, 0.0]
     assert min(moved[2:]) > 1.0
+
+
+def test_an_update_of_a_worker_that_dies_does_not_come_and_leaves_its_share_to_the_others(tmp_path: Path) -> None:
+    """Both are half as fast from 1 s on. Half a second later one dies, and the other one's second half comes alone."""
+    tables = [HostTable(name=name, workers=range(n, n + 1), bandwidth=B) for n, name in enumerate("hab")]
+    simulated("asp", hosts(*tables, events=(Kill(worker=2, at=1.5),)), 4, tmp_path / "run")
+    with closing(connect(tmp_path / "run" / "ledger.sqlite")) as ledger:
+        rows = ledger.execute("SELECT worker, began, ended FROM fetches WHERE kind = 'update' AND began < 2").fetchall()
+    assert rows == [(1, 1.0, 1.75)]
+
+
+def test_a_version_goes_to_a_host_once_and_comes_at_once_to_all_that_wait_for_it(tmp_path: Path) -> None:
+    simulated("bsp", two(3), 24, tmp_path / "run")
+    with closing(connect(tmp_path / "run" / "ledger.sqlite")) as ledger:
+        fetched = ledger.execute("SELECT number FROM fetches WHERE kind = 'version' ORDER BY 1").fetchall()
+    taken = [fact for fact, _ in read_facts(tmp_path / "run" / "ledger.sqlite") if isinstance(fact, ParametersTaken)]
+    assert fetched == [(version,) for version in range(1, 4)]
+    for version in range(1, 4):
+        far = {fact.at for fact in taken if fact.version == version and fact.worker >= 3}
+        assert len(far) == 1
 
 
 def test_without_links_hosts_change_nothing_but_names() -> None:

@@ -28,7 +28,7 @@ from paceline.ipc import messages
 from paceline.ipc.endpoint import Coding
 from paceline.ipc.memory import Span
 from paceline.protocols import registry
-from paceline.scenario.group_links import GroupLinks
+from paceline.scenario.links import ClusterLinks
 from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer.data_connection import BulkNews
 from paceline.transfer.data_plane import DataPlane, Hear
@@ -196,7 +196,7 @@ def idle_company(
         threads=threads,
         rate_scale=1.0,
         network=network,
-        groups=GroupLinks.of(Scenario(network=network), workers),
+        links=ClusterLinks(Scenario(network=network), workers),
         evaluator=None,
         now=lambda: made.now,
         leaves_undone=lambda worker, step: (worker, step) in undone,

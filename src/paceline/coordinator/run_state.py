@@ -35,7 +35,7 @@ from paceline.job.settings import Settings
 from paceline.records.journal import Journal
 from paceline.records.reading import Before
 from paceline.records.snapshots import SnapshotState
-from paceline.scenario.group_links import GroupLinks
+from paceline.scenario.links import ClusterLinks
 
 if TYPE_CHECKING:
     from paceline.coordinator.host_registry import HostRegistry
@@ -179,7 +179,7 @@ class RunState:
             threads=settings.threads,
             rate_scale=settings.learning_rate_scale,
             network=settings.scenario.network,
-            groups=GroupLinks.of(settings.scenario, settings.workers),
+            links=ClusterLinks(settings.scenario, settings.workers),
             evaluator=self.evaluator,
             now=self.clock.at,
             host_of=(lambda worker: policy.hosts.get(worker, "")) if others is None else others.host_of,

@@ -73,10 +73,9 @@ from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.records.times import FetchTimes
-from paceline.scenario.group_links import GroupLinks
-from paceline.scenario.network import SharedLink
+from paceline.scenario.links import ClusterLinks
 from paceline.scenario.scenario import Network
-from paceline.transfer.fetcher import ShapedFetcher
+from paceline.transfer.fetcher import Called, ShapedFetcher
 from paceline.transfer.item_names import fields_of
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
@@ -102,7 +101,7 @@ class Cluster:
         threads: int,
         rate_scale: float,
         network: Network | None,
-        groups: GroupLinks | None,
+        links: ClusterLinks[Called],
         evaluator: Evaluator | None,
         now: Callable[[], float],
         host_of: Callable[[int], str] = lambda worker: "",
@@ -111,7 +110,7 @@ class Cluster:
     ) -> None:
         """`others` are the other hosts, whose store is here, too. `carrier` fetches their updates, and `directory`
         knows where they are. `shards_on`: the hosts that make versions, where this one, called `name`, does not make
-        them alone. `threads` are those of each worker. `network` paces pushes and pulls, and `groups` averages.
+        them alone. `threads` are those of each worker. `links` pace what moves here, if `network` says so.
         `evaluator` is forked besides the store process, if it is given. `now()` is seconds since the run's start.
         `host_of(worker)`: its host, if averages go by that. `leaves_undone(worker, step)`: the replica must not make
         that step, as if its worker had left. See `CommitQueue` and `GroupAverages` for the rest.
@@ -142,9 +141,7 @@ class Cluster:
         seats.update((worker, WorkerState(worker, elsewhere=True)) for other in others for worker in other.workers)
         self.offers: dict[int, messages.worker.Offered] = {}
         """By worker: what its script brought to `prepare`."""
-        self.link = ShapedFetcher(
-            SharedLink.of(network), groups, now, self._moment, report, lambda *of: report(Transferred(*of))
-        )
+        self.link = ShapedFetcher(links, now, self._moment, report, lambda *of: report(Transferred(*of)))
         self.deaths_are_told = deaths_are_told
         self.here = here = Host(
             plan,

@@ -12,7 +12,7 @@ from paceline.core.placement import HEAD
 from paceline.host.memory_plan import BESIDE_READERS
 from paceline.ipc.messages.worker import Offered
 from paceline.job.settings import Settings
-from paceline.scenario.group_links import assumed
+from paceline.scenario.links import assumed
 
 
 def difference(first: Offered, other: Offered) -> str:

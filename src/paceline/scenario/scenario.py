@@ -45,7 +45,7 @@ class Network:
     """Of a node's memory, for groups within the node."""
     between_nodes: float | None = None
     """Of a node's link to others, for groups across nodes. None: the lesser of `bandwidth` and `worker_bandwidth`. See
-    `group_links`."""
+    `links`."""
     mixed: float | None = None
     """The same for a group with several members on one node and others elsewhere. None: as `between_nodes`."""
 
@@ -131,7 +131,7 @@ class Scenario:
     events: tuple[Slowdown | Kill, ...] = ()
     """In the file's order: `events[0]` is the one that messages call `event 1`."""
     host_tables: tuple[HostTable, ...] = ()
-    """The head's comes first. If there are tables, `nodes` is their number. See `scenario.host_links`."""
+    """The head's comes first. If there are tables, `nodes` is their number. See `scenario.links`."""
 
     def checked_for(self, workers: int) -> Scenario:
         """Return this scenario for a run of so many workers. Raises ConfigError if it names one beyond them."""
@@ -294,13 +294,16 @@ class Scenario:
 
         That is `compute`, or else the `measured` seconds, × jitter factor × active slowdowns ÷ speed.
         """
-        slow = math.prod(
+        base = measured if self.compute is None else self.compute
+        return base * self.jitter_factor(worker, step, seed) * self.slowed(worker, step, at) / self.speed(worker)
+
+    def slowed(self, worker: int, step: int, at: float) -> float:
+        """Return the factor of all slow-downs of this step, which starts at second `at`."""
+        return math.prod(
             event.factor
             for event in self.events
             if isinstance(event, Slowdown) and event.worker == worker and event.active(step, at)
         )
-        base = measured if self.compute is None else self.compute
-        return base * self.jitter_factor(worker, step, seed) * slow / self.speed(worker)
 
     def jitter_factor(self, worker: int, step: int, seed: int) -> float:
         """Draw from a log-normal distribution with mean 1 and relative deviation `jitter`, by the arguments alone."""

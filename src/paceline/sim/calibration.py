@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from paceline.core.choice import Choice
 from paceline.core.facts import (
@@ -42,21 +44,24 @@ from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun, model_of, open_run, reading
 from paceline.records.summary import Tally
 from paceline.records.times import exposed
-from paceline.scenario.group_links import GroupLinks
-from paceline.scenario.network import SharedLink
-from paceline.scenario.scenario import Kill, Scenario, Slowdown
-from paceline.sim.costs import Overhead
+from paceline.scenario.links import ClusterLinks
+from paceline.scenario.scenario import Kill, Scenario
+from paceline.sim.costs import Costs, Overhead
 from paceline.sim.simulate import Simulation
 from paceline.sim.world import Limit
 
 DIGITS = 12
 """Decimals of a difference of two times in seconds, so that equal durations are equal to the last bit."""
+Kind = tuple[int, ...]
+Window = tuple[float, float]
+"""(begin, end) in seconds since the run's start."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """The costs of one step of the run, in seconds."""
 
+    number: int
     began: float
     """When it began to compute, since the run's start."""
     release: float
@@ -68,125 +73,103 @@ class StepCosts:
     after: Overhead
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """The costs in a run's ledger."""
+class Repeated:
+    """What versions or averages took, by number. Beyond the last one, those of the same kind repeat."""
 
-    steps: dict[int, dict[int, StepCosts]]
-    """By worker, then by step; only of workers that finished a step."""
-    commits: dict[int, tuple[int, float]]
-    """By version: (its number of updates, seconds)."""
-    averages: dict[int, tuple[tuple[int, ...], float]]
-    """By group: (its members, seconds)."""
+    def __init__(self, given: Mapping[int, tuple[Kind, float]]) -> None:
+        """`given`: (kind, seconds) by number."""
+        self.given = given
+        self._alike: dict[Kind, list[float]] = {}
+        for kind, seconds in given.values():
+            self._alike.setdefault(kind, []).append(seconds)
 
+    def of(self, kind: Kind, number: int) -> float:
+        """Return the seconds of that number if it was of that kind, or else of another one like it."""
+        was, seconds = self.given.get(number, (None, 0.0))
+        return seconds if was == kind else self.like(kind, number)
+
+    def like(self, kind: Kind, number: int) -> float:
+        """Return the seconds of one of that kind, or of the nearest kind; 0 without any."""
+        if not self.given:
+            return 0.0
+        nearest = min(self._alike, key=lambda one: [abs(a - b) for a, b in zip(kind, one, strict=False)])
+        return self._alike[nearest][number % len(self._alike[nearest])]
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedCosts(Costs):
+    """Costs from a run's ledger."""
+
+    scenario: Scenario
+    hosts: Sequence[str]
+    """By worker: its host or node."""
+    steps: Mapping[int, Mapping[int, StepCosts]]
+    """By worker, then by step, in order; only of workers that finished a step."""
+    commits: Repeated
+    """By version. Its kind is its number of updates."""
+    averages: Repeated
+    """By group. Its kind are its numbers of members and of their nodes."""
     cores: int | None
-    """The number of cores that shared all work; None: each job had a core of its own."""
+    moved: Literal["worker", "replica"] | None = None
+    """Where the optimizer runs now, if it ran in the store in that run.
 
-    @property
+    It runs in each worker, on what it pushes, or in each worker's replica. A replica's step takes what a version took.
+    A worker's own step takes the same without messages.
+    """
+
+    @cached_property
     def busiest(self) -> int:
         """The worker with the most steps."""
         return max(self.steps, key=lambda worker: len(self.steps[worker]))
 
+    @cached_property
+    def _rounds(self) -> list[list[StepCosts]]:
+        """By worker: the steps that repeat beyond the last one."""
+        every = (list(self._of(worker).values()) for worker in range(len(self.hosts)))
+        return [steps[1:] or steps for steps in every]
 
-class RecordedCosts:
-    """Costs from a run's ledger."""
-
-    def __init__(
-        self,
-        recorded: Recorded,
-        scenario: Scenario,
-        workers: int,
-        moved: Literal["worker", "replica"] | None = None,
-    ) -> None:
-        """`moved`: where the optimizer runs now, if it ran in the store in that run.
-
-        It runs in each worker, on what it pushes, or in each worker's replica. A replica's step takes what a version
-        took. A worker's own step takes the same without messages.
-        """
-        self.cores = recorded.cores
-        self._recorded = recorded
-        self._hosts = scenario.hosts(workers)
-        self._slow: dict[int, list[Slowdown]] = {}
-        for event in scenario.events:
-            if isinstance(event, Slowdown):
-                self._slow.setdefault(event.worker, []).append(event)
-        self._steps = [recorded.steps.get(worker, recorded.steps[recorded.busiest]) for worker in range(workers)]
-        self._round = [_in_order(steps)[1:] or _in_order(steps) for steps in self._steps]
-        commits: dict[tuple[int, ...], list[float]] = {}
-        for contributions, seconds in recorded.commits.values():
-            commits.setdefault((contributions,), []).append(seconds)
-        averages: dict[tuple[int, ...], list[float]] = {}
-        for members, seconds in recorded.averages.values():
-            averages.setdefault(self._kind(members), []).append(seconds)
-        self._commits = commits or averages
-        self._averages = averages
-        self._moved = moved
-        every = [step for steps in self._round for _, step in steps]
-        self._turn = fmean(step.release + step.before.messages + step.after.messages for step in every)
+    @cached_property
+    def _turn(self) -> float:
         """Mean seconds of a step's messages."""
+        every = [step for steps in self._rounds for step in steps]
+        return fmean(step.release + step.before.messages + step.after.messages for step in every)
 
     def release(self, worker: int, step: int) -> float:
-        """See `Costs`."""
-        return self._step(worker, step)[1].release
+        return self._step(worker, step).release
 
     def before(self, worker: int, step: int) -> Overhead:
-        """See `Costs`."""
-        before = self._step(worker, step)[1].before
-        if self._moved != "replica":
+        before = self._step(worker, step).before
+        if self.moved != "replica":
             return before
-        return Overhead(before.own, before.messages + self._version(step))
+        return replace(before, messages=before.messages + self.commits.like((1,), step))
 
     def compute(self, worker: int, step: int, at: float) -> float:
-        """See `Costs`."""
-        then, one = self._step(worker, step)
-        if worker not in self._slow:
-            return one.compute
-        return one.compute / self._factor(worker, then, one.began) * self._factor(worker, step, at)
+        one, slowed = self._step(worker, step), self.scenario.slowed
+        return one.compute / slowed(worker, one.number, one.began) * slowed(worker, step, at)
 
     def works(self, worker: int, step: int) -> float:
-        """See `Costs`."""
-        return self._step(worker, step)[1].works
+        return self._step(worker, step).works
 
     def after(self, worker: int, step: int) -> Overhead:
-        """See `Costs`."""
-        after = self._step(worker, step)[1].after
-        if self._moved != "worker":
+        after = self._step(worker, step).after
+        if self.moved != "worker":
             return after
-        return Overhead(after.own + max(0.0, self._version(step) - self._turn), after.messages)
+        return replace(after, own=after.own + max(0.0, self.commits.like((1,), step) - self._turn))
 
     def commit(self, order: ApplyUpdate) -> float:
-        """See `Costs`."""
-        contributions, seconds = self._recorded.commits.get(order.version, (0, 0.0))
-        if contributions == len(order.contributions):
-            return seconds
-        return _nearest(self._commits, (len(order.contributions),), order.version)
+        return (self.commits if self.commits.given else self.averages).of((len(order.contributions),), order.version)
 
     def average(self, order: Reduce) -> float:
-        """See `Costs`."""
-        members, seconds = self._recorded.averages.get(order.group, ((), 0.0))
-        if members == order.members:
-            return seconds
-        return _nearest(self._averages, self._kind(order.members), order.group)
+        return self.averages.of(_kind(order.members, self.hosts), order.group)
 
-    def _version(self, number: int) -> float:
-        """Return the seconds that one update costs."""
-        return _nearest(self._commits, (1,), number)
+    def _of(self, worker: int) -> Mapping[int, StepCosts]:
+        return self.steps[worker if worker in self.steps else self.busiest]
 
-    def _step(self, worker: int, step: int) -> tuple[int, StepCosts]:
-        """Return the recorded step that stands for this step, with its number."""
-        found = self._steps[worker].get(step)
-        if found is not None:
-            return step, found
-        going_round = self._round[worker]
-        return going_round[(step - 1) % len(going_round)]
-
-    def _factor(self, worker: int, step: int, at: float) -> float:
-        """Return the factor of the scenario's slow-downs for that step."""
-        return math.prod(event.factor for event in self._slow[worker] if event.active(step, at))
-
-    def _kind(self, members: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of a group's members, and of their nodes."""
-        return len(members), len({self._hosts[worker] for worker in members})
+    def _step(self, worker: int, step: int) -> StepCosts:
+        """Return the recorded step that stands for this step."""
+        if (found := self._of(worker).get(step)) is not None:
+            return found
+        return self._rounds[worker][(step - 1) % len(self._rounds[worker])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +191,6 @@ class CalibratedRun:
     data: int | None
     """The steps that there was data for, if the run ended because it had no more."""
     costs: RecordedCosts
-    recorded: Recorded
     died: tuple[int, ...]
     """Workers whose deaths the scenario did not foresee."""
 
@@ -222,6 +204,11 @@ class CalibratedRun:
             for event in self.scenario.events
             if (event.at or 0.0) < limit.seconds and (event.at_step or 0) < steps
         )
+        moved: Literal["worker", "replica"] | None = None
+        if choice.spec.family == "decentralized":
+            moved = "replica"
+        elif choice.spec.optimizer == "worker" and self.choice.spec.optimizer == "store":
+            moved = "worker"
         return Simulation(
             choice=choice,
             scenario=replace(self.scenario, events=events),
@@ -229,44 +216,32 @@ class CalibratedRun:
             limit=limit,
             seed=self.seed if seed is None else seed,
             batch=self.batch,
-            costs=self._costs_of(choice.spec),
+            costs=replace(self.costs, moved=moved) if moved and self.costs.commits.given else self.costs,
             message=self.message,
             data=data,
         )
 
-    def _costs_of(self, spec: Spec) -> RecordedCosts:
-        """Return the run's costs, with the optimizer where that protocol runs it."""
-        moved: Literal["worker", "replica"] | None = None
-        if spec.family == "decentralized":
-            moved = "replica"
-        elif spec.optimizer == "worker" and self.choice.spec.optimizer == "store":
-            moved = "worker"
-        if moved is None or not self.recorded.commits:
-            return self.costs
-        return RecordedCosts(self.recorded, self.scenario, self.workers, moved)
-
     def remarks(self, choice: Choice) -> list[str]:
         """Return what a prediction of that protocol assumes, a sentence each."""
-        lines, name, recorded = [], choice.spec.name, self.recorded
-        strangers = [worker for worker in range(self.workers) if worker not in recorded.steps]
-        if strangers:
+        lines, name, costs = [], choice.spec.name, self.costs
+        if strangers := [worker for worker in range(self.workers) if worker not in costs.steps]:
             its = "its" if len(strangers) == 1 else "their"
-            like = f"{its} steps are taken to be like worker {recorded.busiest}'s"
+            like = f"{its} steps are taken to be like worker {costs.busiest}'s"
             lines.append(f"{workers_named(strangers)} finished no step: {like}")
         if self.died:
             goes = "it goes" if len(self.died) == 1 else "they go"
             lines.append(f"{workers_named(self.died)} died in that run: here {goes} on to the end")
-        if choice.spec.family == "decentralized":
-            if not recorded.averages:
-                like = "an average of {} is taken to take no time"
-                if recorded.commits:
-                    like = "a replica's step of {} and its average are taken to take what a version took"
-                    if GroupLinks.of(self.scenario, self.workers) is not None:
-                        like += ", besides what the scenario's network says of averages"
-                lines.append(f"no groups averaged in that run: {like.format(name)}")
-        elif not recorded.commits:
-            like = "what an average took" if recorded.averages else "no time"
+        averaged, committed = costs.averages.given, costs.commits.given
+        if choice.spec.family != "decentralized" and not committed:
+            like = "what an average took" if averaged else "no time"
             lines.append(f"no store made versions in that run: one of {name} is taken to take {like}")
+        if choice.spec.family == "decentralized" and not averaged:
+            like = f"an average of {name} is taken to take no time"
+            if committed:
+                like = f"a replica's step of {name} and its average are taken to take what a version took"
+                if ClusterLinks[None](self.scenario, self.workers).paces_averages:
+                    like += ", besides what the scenario's network says of averages"
+            lines.append(f"no groups averaged in that run: {like}")
         return lines
 
 
@@ -281,75 +256,56 @@ def read(folder: Path, known: Mapping[str, Spec]) -> CalibratedRun:
 
 
 def _read(run: RecordedRun) -> CalibratedRun:
-    folder, config, scenario, workers, seed = run.folder, run.config, run.scenario, run.workers, run.seed
-    database = run.ledger
+    folder, config, scenario, database = run.folder, run.config, run.scenario, run.ledger
     if scenario.links_hosts:
         raise ConfigError(
             f"{folder}: its hosts have links, whose part in that run is not told apart from other costs yet; simulate "
             "its scenario's file"
         )
-    reading = _Reading(SharedLink.of(scenario.network) is not None)
+    reading = _Reading(ClusterLinks[None](scenario, run.workers).paces_store)
     reading.take_times(database)
     tally = Tally(model_of(database))
     reading.take_facts(tally, run.history())
-    cores = None if run.simulated else config.get("environment", {}).get("cores") or None
-    recorded = _alone(reading.steps(database, scenario, seed), reading.commits(), reading.averages, cores)
-    if not recorded.steps:
+    costs = _alone(
+        reading, database, run, None if run.simulated else config.get("environment", {}).get("cores") or None
+    )
+    if not costs.steps:
         raise ConfigError(f"{folder}: no step was finished in that run; name one that has trained")
     batch = database.execute("SELECT samples FROM pushes GROUP BY samples ORDER BY count(*) DESC LIMIT 1").fetchone()
-    model = tally.model
-    steps, seconds = tally.steps, model.at - (model.began or 0.0) - model.paused
-    limit, data = Limit(steps=steps), None
-    message = reading.message or _of_the_last_version(folder)
+    last, model, steps = folder / "versions" / "final.safetensors", tally.model, tally.steps
     killed = {event.worker for event in scenario.events if isinstance(event, Kill)}
-    reasons = set(reading.left.values())
-    if reasons <= {"finished", "died"} and "finished" in reasons:
-        limit, data = Limit(), steps
+    limit, reasons = Limit(steps=steps), set(reading.left.values())
+    ran_out = reasons <= {"finished", "died"} and "finished" in reasons
+    if ran_out:
+        limit = Limit()
     elif "max_seconds" in config["limits"] and steps < config["limits"].get("max_steps", math.inf):
-        limit = Limit(seconds=seconds)
+        limit = Limit(seconds=model.at - (model.began or 0.0) - model.paused)
     return CalibratedRun(
         folder=folder,
         choice=run.choice,
         scenario=scenario,
-        workers=workers,
-        seed=seed,
+        workers=run.workers,
+        seed=run.seed,
         batch=config.get("batch") or (batch and batch[0] and int(batch[0])),
-        message=message,
+        message=reading.message or (last.stat().st_size if last.is_file() else 0),  # little more than the model's bytes
         limit=limit,
-        data=data,
-        costs=RecordedCosts(recorded, scenario, workers),
-        recorded=recorded,
+        data=steps if ran_out else None,
+        costs=costs,
         died=tuple(worker for worker, reason in reading.left.items() if reason == "died" and worker not in killed),
     )
 
 
-Window = tuple[float, float]
-"""(begin, end) in seconds since the run's start."""
+@dataclass(slots=True)
+class _Step:
+    """When a step could begin, and what follows from it."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """When a step's parts began and ended, and how much of each was the worker's own work, in seconds."""
-
-    released: Window
-    """When the coordinator told the worker to begin."""
     since: float
-    began: float
-    compute: float
-    works: float
-    """The part of `compute` that is work. In the rest the worker slept."""
-    ended: float
-    until: float
-    preparing: float
-    """The worker's own part between `since` and `began`."""
-    filling: float
-    """The worker's own part between `ended` and `until`."""
-
-    @property
-    def windows(self) -> tuple[Window, Window, Window, Window]:
-        """The windows of work: telling the worker, before computing, computing, and after computing."""
-        working = min(self.began + self.works, self.ended)
-        return self.released, (self.since, self.began), (self.began, working), (self.ended, self.until)
+    """It was released, and its version was there."""
+    released: Window
+    """When the coordinator told the worker to begin, if the step began with a pull without a network. Such a pull
+    consists of nothing else."""
+    until: float = -math.inf
+    pushed_at_once: bool = False
 
 
 @dataclass(slots=True)
@@ -363,21 +319,17 @@ class _Reading:
     """When the run ended."""
     left: dict[int, str] = field(default_factory=dict)
     """By worker that left: why it left."""
-    since: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By (worker, step): when the step could begin, as it was released and its version was there."""
-    released: dict[tuple[int, int], Window] = field(default_factory=dict)
-    """By (worker, step) that began with a pull without a network: when the coordinator told the worker to begin. Such a
-    pull consists of nothing else."""
-    until: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By (worker, step): when what follows from the step could begin."""
+    steps: dict[tuple[int, int], _Step] = field(default_factory=dict)
+    """By worker and number."""
     made: dict[int, float] = field(default_factory=dict)
     """By version but the first: when the store had made it."""
-    ordered: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """By version: when it was ordered, and its number of updates."""
-    averages: dict[int, tuple[tuple[int, ...], Window]] = field(default_factory=dict)
+    commits: dict[int, tuple[Kind, Window]] = field(default_factory=dict)
+    """By version: its number of updates, and when the store worked on it."""
+    averages: dict[int, tuple[Kind, Window]] = field(default_factory=dict)
+    """By group: its members, and when they worked on it."""
     moved: dict[int, float] = field(default_factory=dict)
     """By group: when its bytes had moved at the network's pace."""
-    flows: dict[int, list[tuple[str, float, float]]] = field(default_factory=dict)
+    flows: defaultdict[int, list[tuple[str, float, float]]] = field(default_factory=lambda: defaultdict(list))
     """By worker: its transfers at the network's pace, and its averages, in the form that `exposed` takes."""
 
     def take_times(self, database: sqlite3.Connection) -> None:
@@ -387,125 +339,129 @@ class _Reading:
         for worker, direction, number, size, began, ended in rows:
             if direction == "average":
                 self.moved[number] = ended
-                continue
-            self.message = size
-            self.flows.setdefault(worker, []).append((direction, began, ended))
+            else:
+                self.message = size
+                self.flows[worker].append((direction, began, ended))
 
     def take_facts(self, tally: Tally, history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> None:
         """Read all facts with their orders, in order. `tally` counts them."""
-        awaited: dict[int, tuple[int, int, float]] = {}  # by worker: the step that it awaits a version for, since when
-        averaging: dict[int, tuple[tuple[int, ...], float]] = {}
-        told = 0.0  # when the last worker was told to begin
-        pushed_at_once: set[tuple[int, int]] = set()
+        awaited: dict[int, tuple[Release, float]] = {}  # by worker: what it awaits a version for, since when
+        averaging: dict[int, tuple[Kind, float]] = {}
+        told = stored = 0.0  # when the last worker was told to begin, and the last version was made
         for fact, orders in history:
             tally.record(fact, orders)
-            self.ended = fact.at
+            at = self.ended = fact.at
             match fact:
                 case TrainingBegan():  # what was outstanding is undone
                     awaited, averaging = {}, {}
                     self.left.clear()
                 case WorkerLeft():
                     self.left[fact.worker] = fact.reason
-                case GradientReady():
-                    self.until[fact.worker, fact.step] = fact.at
-                case UpdateArrived() if not self.paced and (fact.worker, fact.step) in pushed_at_once:
-                    self.until[fact.worker, fact.step] = fact.at
-                case ParametersTaken():
-                    step, version, since = awaited.get(fact.worker, (-1, -1, 0.0))
-                    if version == fact.version:
+                case GradientReady() | UpdateArrived():
+                    step = self.steps.get((fact.worker, fact.step))
+                    if step and (isinstance(fact, GradientReady) or (step.pushed_at_once and not self.paced)):
+                        step.until = at
+                case ParametersTaken() if fact.worker in awaited:
+                    release, since = awaited[fact.worker]
+                    if release.version == fact.version:
                         del awaited[fact.worker]
-                        self.since[fact.worker, step] = fact.at
-                        if not self.paced:
-                            could = max(since, self.made.get(version, 0.0), told)
-                            self.released[fact.worker, step] = min(could, fact.at), fact.at
-                            told = fact.at
+                        could = min(max(since, self.made.get(fact.version, 0.0), told), at)
+                        self.steps[fact.worker, release.step] = _Step(at, (at if self.paced else could, at))
+                        told = at
                 case ReduceFinished():
                     members, since = averaging.pop(fact.group)
-                    worked = fact.at > self.moved.get(fact.group, -math.inf)
-                    self.averages[fact.group] = members, (since, fact.at if worked else since)
+                    worked = at > self.moved.get(fact.group, -math.inf)
+                    self.averages[fact.group] = members, (since, at if worked else since)
                     for worker in members:
-                        self.flows.setdefault(worker, []).append(("pull", since, fact.at))
+                        self.flows[worker].append(("pull", since, at))
             for order in orders:
                 match order:
-                    case ApplyUpdate():
-                        self.ordered[order.version] = fact.at, len(order.contributions)
+                    case ApplyUpdate() if order.version in self.made:  # otherwise the run was over before that
+                        made = self.made[order.version]
+                        self.commits[order.version] = (len(order.contributions),), (max(stored, at), made)
+                        stored = made
                     case Release(parameters="pull"):
-                        awaited[order.worker] = order.step, order.version, fact.at
+                        awaited[order.worker] = order, at
                     case Release():
-                        self.since[order.worker, order.step] = fact.at
-                    case StartPush() if isinstance(fact, GradientReady):
-                        pushed_at_once.add((order.worker, order.step))
+                        self.steps[order.worker, order.step] = _Step(at, (at, at))
+                    case StartPush() if isinstance(fact, GradientReady) and (order.worker, order.step) in self.steps:
+                        self.steps[order.worker, order.step].pushed_at_once = True
                     case Reduce():
-                        averaging[order.group] = order.members, fact.at
-
-    def commits(self) -> dict[int, tuple[int, Window]]:
-        """Return each version's number of updates, and when the store worked on it. It makes one version at a time."""
-        found, before = {}, 0.0
-        for version, (at, updates) in self.ordered.items():
-            if version in self.made:  # otherwise the run was over before that
-                found[version] = updates, (max(before, at), self.made[version])
-                before = self.made[version]
-        return found
-
-    def steps(self, database: sqlite3.Connection, scenario: Scenario, seed: int) -> dict[int, dict[int, _Timed]]:
-        """Return all steps whose times are noted, and whose begin and end are known."""
-        rows = database.execute(
-            "SELECT worker, step, began, compute, push, pull, other FROM step_times ORDER BY worker, step"
-        )
-        found: dict[int, dict[int, _Timed]] = {}
-        installing: dict[int, float] = {}  # by worker: the seconds in which it took up its version, in the row before
-        flows = {worker: deque(sorted(flows, key=lambda flow: flow[1])) for worker, flows in self.flows.items()}
-        for worker, step, began, compute, push, pull, other in rows:
-            if (worker, step) not in self.since or (worker, step) not in self.until:
-                continue
-            since, until = self.since[worker, step], self.until[worker, step]
-            began, until = max(since, began), max(since, until)
-            ended = min(began + compute, until)
-            pushing, pulling = _on_the_way(flows.get(worker), until, self.since.get((worker, step + 1), self.ended))
-            own = other + installing.get(worker, 0.0)
-            installing[worker] = max(0.0, pull - pulling)
-            preparing = min(own, began - since)
-            filling = min(own - preparing + max(0.0, push - pushing), until - ended)
-            works = 0.0
-            if scenario.compute is None:
-                works = compute / max(1.0, scenario.step_seconds(worker, step, began, 1.0, seed))
-            released = self.released.get((worker, step), (since, since))
-            timed = _Timed(released, since, began, compute, works, ended, until, preparing, filling)
-            found.setdefault(worker, {})[step] = timed
-        return found
+                        averaging[order.group] = order.members, at
 
 
-def _alone(
-    steps: Mapping[int, Mapping[int, _Timed]],
-    commits: Mapping[int, tuple[int, Window]],
-    averages: Mapping[int, tuple[tuple[int, ...], Window]],
-    cores: int | None,
-) -> Recorded:
+class _Timed(NamedTuple):
+    """When a step's parts began and ended."""
+
+    worker: int
+    step: int
+    windows: tuple[Window, Window, Window, Window]
+    """Of work: telling the worker, before computing, computing, and after computing."""
+    asleep: float
+    """Seconds that are not work between computing and what comes after it."""
+    own: tuple[float, float]
+    """The shares of the worker's own work before and after computing."""
+
+
+def _timed(reading: _Reading, database: sqlite3.Connection, run: RecordedRun) -> Iterator[_Timed]:
+    """Yield all steps whose times are noted, and whose begin and end are known."""
+    flows = {worker: deque(sorted(flows, key=lambda flow: flow[1])) for worker, flows in reading.flows.items()}
+    installing: dict[int, float] = {}  # by worker: the seconds in which it took up its version, in the row before
+    rows = database.execute("SELECT worker, step, began, compute, push, pull, other FROM step_times ORDER BY 1, 2")
+    for worker, number, began, compute, push, pull, other in rows:
+        step, after = reading.steps.get((worker, number)), reading.steps.get((worker, number + 1))
+        if step is None or step.until == -math.inf:
+            continue
+        since = step.since
+        began, until = max(since, began), max(since, step.until)
+        ended = min(began + compute, until)
+        own_flows = flows.get(worker, deque())
+        while own_flows and own_flows[0][2] <= until:
+            own_flows.popleft()
+        next_step = reading.ended if after is None else after.since
+        pushing, pulling = exposed(takewhile(lambda flow: flow[1] < next_step, own_flows), until, next_step)  # noqa: B023
+        own = other + installing.get(worker, 0.0)
+        installing[worker] = max(0.0, pull - pulling)
+        preparing = min(own, began - since)
+        filling = min(own - preparing + max(0.0, push - pushing), until - ended)
+        works = 0.0
+        if run.scenario.compute is None:
+            works = compute / max(1.0, run.scenario.step_seconds(worker, number, began, 1.0, run.seed))
+        windows = step.released, (since, began), (began, min(began + works, ended)), (ended, until)
+        shares = _share(preparing, began - since), _share(filling, until - ended)
+        yield _Timed(worker, number, windows, compute - works, shares)
+
+
+def _alone(reading: _Reading, database: sqlite3.Connection, run: RecordedRun, cores: int | None) -> RecordedCosts:
     """Return the costs as if each job had had a core of its own."""
-    every = [one for of_worker in steps.values() for one in of_worker.values()]
-    windows = [window for one in every for window in one.windows]
-    windows += [window for _, window in commits.values()]
-    windows += [window for _, window in averages.values()]
-    work = _Work(windows, cores)
-
-    def of(one: _Timed) -> StepCosts:
-        release, before, works, after = (work.of(window) for window in one.windows)
-        began, ended = one.began - one.since, one.until - one.ended
-        return StepCosts(
-            began=one.began,
+    timed, hosts = list(_timed(reading, database, run)), run.scenario.hosts(run.workers)
+    windows = [window for one in timed for window in one.windows]
+    windows += [window for _, window in [*reading.commits.values(), *reading.averages.values()]]
+    work = _work(windows, cores)
+    steps: dict[int, dict[int, StepCosts]] = {}
+    for worker, number, of_step, asleep, own in timed:
+        release, before, works, after = map(work, of_step)
+        steps.setdefault(worker, {})[number] = StepCosts(
+            number=number,
+            began=of_step[2][0],
             release=release,
-            before=_overhead(before, one.preparing / began if began else 0.0),
-            compute=round(works + one.compute - one.works, DIGITS),
+            before=_overhead(before, own[0]),
+            compute=round(works + asleep, DIGITS),
             works=works,
-            after=_overhead(after, one.filling / ended if ended else 0.0),
+            after=_overhead(after, own[1]),
         )
+    commits = {version: (kind, work(window)) for version, (kind, window) in reading.commits.items()}
+    averages = {group: (_kind(group_of, hosts), work(window)) for group, (group_of, window) in reading.averages.items()}
+    return RecordedCosts(run.scenario, hosts, steps, Repeated(commits), Repeated(averages), cores)
 
-    return Recorded(
-        {worker: {step: of(one) for step, one in of_worker.items()} for worker, of_worker in steps.items()},
-        {version: (contributions, work.of(window)) for version, (contributions, window) in commits.items()},
-        {group: (members, work.of(window)) for group, (members, window) in averages.items()},
-        cores,
-    )
+
+def _kind(members: Sequence[int], hosts: Sequence[str]) -> Kind:
+    """Return the number of a group's members, and of their nodes."""
+    return len(members), len({hosts[worker] for worker in members})
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _overhead(seconds: float, own: float) -> Overhead:
@@ -513,69 +469,17 @@ def _overhead(seconds: float, own: float) -> Overhead:
     return Overhead(round(seconds * own, DIGITS), round(seconds * (1.0 - own), DIGITS))
 
 
-class _Work:
-    """Computes how much work was done in windows of time in which all jobs shared the cores."""
-
-    def __init__(self, windows: Iterable[Window], cores: int | None) -> None:
-        self._cores = cores
-        self._served: dict[float, float] = {}
-        """By time at which a window begins or ends: the work that a job would have got by then, since the beginning."""
-        if cores is None:
-            return
-        at_work: dict[float, int] = {}
-        for since, until in windows:
-            at_work[since] = at_work.get(since, 0) + 1
-            at_work[until] = at_work.get(until, 0) - 1
-        here, served, before = 0, 0.0, 0.0
-        for moment in sorted(at_work):
-            served += (moment - before) * min(1.0, cores / max(1, here))
-            self._served[moment] = served
-            here += at_work[moment]
-            before = moment
-
-    def of(self, window: Window) -> float:
-        """Return the work in a window, in seconds of one core."""
-        since, until = window
-        if self._cores is None:
-            return _seconds(until, since)
-        return _seconds(self._served[until], self._served[since])
-
-
-def _of_the_last_version(folder: Path) -> int:
-    """Return the bytes of the last version's file, which are little more than the model's; 0 if it is not there."""
-    file = folder / "versions" / "final.safetensors"
-    return file.stat().st_size if file.is_file() else 0
-
-
-def _on_the_way(flows: deque[tuple[str, float, float]] | None, since: float, until: float) -> tuple[float, float]:
-    """Return the seconds of pushes and of pulls within this time. Calls come in the order of time."""
-    if flows is None:
-        return 0.0, 0.0
-    while flows and flows[0][2] <= since:
-        flows.popleft()
-    present = []
-    for flow in flows:
-        if flow[1] >= until:
-            break
-        present.append(flow)
-    return exposed(present, since, until)
-
-
-def _seconds(until: float, since: float = 0.0) -> float:
-    return round(max(0.0, until - since), DIGITS)
-
-
-def _in_order(steps: Mapping[int, StepCosts]) -> list[tuple[int, StepCosts]]:
-    return sorted(steps.items(), key=lambda item: item[0])
-
-
-def _nearest(costs: Mapping[tuple[int, ...], Sequence[float]], kind: tuple[int, ...], number: int) -> float:
-    """Return the cost of that number, repeating those of the same kind or the nearest one; 0 without any."""
-    if not costs:
-        return 0.0
-
-    def distance(other: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(abs(one - another) for one, another in zip(kind, other, strict=False))
-
-    those = costs[min(costs, key=distance)]
-    return those[number % len(those)]
+def _work(windows: Iterable[Window], cores: int | None) -> Callable[[Window], float]:
+    """Return what says how much work was done in a window, in seconds of one core, as all jobs shared the cores."""
+    at_work = Counter[float]()
+    for since, until in windows:
+        at_work[since] += 1
+        at_work[until] -= 1
+    served: dict[float, float] = {}  # by time: the work that a job would have got by then, since the beginning
+    here, got, before = 0, 0.0, 0.0
+    for moment in sorted(at_work):
+        got += (moment - before) * min(1.0, (cores or math.inf) / max(1, here))
+        served[moment] = moment if cores is None else got
+        here += at_work[moment]
+        before = moment
+    return lambda window: round(max(0.0, served[window[1]] - served[window[0]]), DIGITS)

@@ -18,7 +18,7 @@ from paceline.errors import ConfigError, ProtocolViolation, RunFailed
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger
 from paceline.records.summary import Outcome, Summary, write
-from paceline.scenario.group_links import assumed
+from paceline.scenario.links import assumed
 from paceline.scenario.scenario import Scenario
 from paceline.scenario.scenario_file import to_plain
 from paceline.sim.costs import Costs, ScenarioCosts

@@ -1,11 +1,11 @@
 """A cluster in virtual time: it carries out a machine's orders, and yields the facts that follow.
 
-The clock jumps from event to event. Events are in a heap of (second, number, event), and in the links. The world
-depends only on its arguments, so the same arguments give the same facts.
+The clock jumps from event to event. Events are in a heap of (second, number, event), and at the ends of flows over the
+links and of work on shared cores. The world depends only on its arguments, so the same arguments give the same facts.
 
-At one instant, transfers end first. Then events come in the order in which they were added, and then averages have
-moved their bytes. So an update that arrives as its worker is killed has arrived. What follows from an event at the same
-instant comes before the next event.
+At one instant, flows end first, in the order of their beginning. Then events come in the order in which they were
+added. So an update that arrives as its worker is killed has arrived. What follows from an event at the same instant
+comes before the next event.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.core.facts import (
     Fact,
@@ -46,9 +46,7 @@ from paceline.core.phrases import workers_named
 from paceline.errors import RunFailed
 from paceline.records.journal import Journal
 from paceline.records.times import FetchTimes, StepTimes, TransferTimes, exposed
-from paceline.scenario.group_links import AverageMoved, GroupLinks, ring_bytes
-from paceline.scenario.host_traffic import HostTraffic, ItemCame
-from paceline.scenario.network import LinkTransfer, SharedLink, Way
+from paceline.scenario.links import ClusterLinks, Flow, Route, Way, ring_bytes
 from paceline.scenario.scenario import Kill, Scenario, Slowdown
 from paceline.sim.costs import Costs
 
@@ -147,8 +145,8 @@ class SimulatedWorker:
     """When it began to compute."""
     computed: float = 0.0
     """Seconds that it computed."""
-    job: int | None = None
-    """The number of its present work among the jobs that share the cores."""
+    job: Flow[Ended] | None = None
+    """Its present work, if it shares the cores."""
     drew: int = -1
     """The last step that it drew data for."""
     told: int = -1
@@ -159,21 +157,13 @@ class SimulatedWorker:
     """When the fact of that end came. Transfers count from then on, as in a real run."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)
     """Its transfers and averages since its last step began, in the form that `exposed` takes."""
-    flows: dict[int, None] = field(default_factory=dict)
-    """The numbers of its transfers under way."""
+    flows: dict[Flow[Ended], int | None] = field(default_factory=dict)
+    """Its transfers under way on the store's link. Of a copy: the worker whose replica it is."""
     on_the_way: dict[int, None] = field(default_factory=dict)
     """Steps with a gradient that is not in a store or a replica yet, and not dropped."""
     group: int | None = None
     """The group that it averages with."""
     declined: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Flow:
-    worker: int
-    what: Literal["push", "pull", "copy"]
-    number: int
-    """The step that is pushed, the version that is pulled, or the worker whose replica is copied."""
 
 
 @dataclass(slots=True)
@@ -188,8 +178,20 @@ class _Group:
     """Members that have died since."""
 
 
+@dataclass(slots=True)
+class _Coming:
+    """An item on its way from one host to another."""
+
+    waiting: list[tuple[int, float]]
+    """(worker, since when it has waited) of each worker that wants the version, or whose update it is."""
+    flow: Flow[Ended]
+
+
 Event = Callable[[], Fact | None]
 """Called when its moment has come. Returns the fact that it leads to, or None if the event is void."""
+Ended = Callable[[Any], Fact | None]
+"""The same at the end of a flow, which is its argument."""
+What = Literal["push", "pull", "copy"]
 
 
 @dataclass(slots=True)
@@ -260,9 +262,8 @@ class World:
         self._progress = progress
         self._stop = stop
         network = scenario.network
-        self._link = SharedLink.of(network)
-        self._traffic = HostTraffic.of(scenario, workers, begins.version)
-        self._group_links = GroupLinks.of(scenario, workers)
+        self._links: ClusterLinks[Ended] = ClusterLinks(scenario, workers)
+        self._links_hosts = scenario.links_hosts
         self._message = network.message if network is not None and network.message is not None else message
         self._workers = {worker: SimulatedWorker(step - 1) for worker, _, step in begins.members}
         self._used: dict[int, int] = {}
@@ -276,16 +277,17 @@ class World:
         self._numbers = 0
         self._at_once: deque[Fact] = deque()
         """Facts of this very moment, in order, which come before any event."""
-        self._flows: dict[int, _Flow] = {}
         self._store = _OneByOne(self._work)
         self._awaiting: dict[int, list[Callable[[], None]]] = {}
         """By version that is still to be made: the pulls that begin then."""
         self._telling = _OneByOne(self._work)
         """Releases that the coordinator tells workers of."""
-        self._cores = None if costs.cores is None else Way(costs.cores, costs.cores, most=1.0)
-        """A way whose flows are jobs, in seconds of one core; None: each job has a core of its own."""
-        self._jobs: dict[int, tuple[SimulatedWorker | None, Event]] = {}
-        """By number of a job that shares the cores: its worker, and the event at its end."""
+        self._cores = None if costs.cores is None else Route((Way(costs.cores, each=1.0),))
+        """Its flows are jobs, in seconds of one core. None: each job has a core of its own."""
+        self._came: dict[str, int] = {}
+        """By host but the head: the newest version that has come there. No worker wants an older one."""
+        self._coming: dict[tuple[Update | Version, str], _Coming] = {}
+        """By item and the host that it comes to."""
         self._groups: dict[int, _Group] = {}
         self._killed: list[Kill] = []
         """The deaths so far, in order."""
@@ -369,25 +371,15 @@ class World:
         if self._cores is None:
             self._at(self.now + seconds, event)
             return
-        self._numbers += 1
-        self._cores.serve(self.now)
-        self._cores.enter(self._numbers, seconds)
-        self._jobs[self._numbers] = worker, event
-        if worker is not None:
-            worker.job = self._numbers
 
-    def _work_done(self, cores: Way, at: float) -> Fact | None:
-        """End the next of the jobs that share the cores, at that moment."""
-        worker, event = self._jobs.pop(cores.leave(at))
-        if worker is not None:
-            worker.job = None
-        return event()
+        def done(job: Flow[Ended]) -> Fact | None:
+            if worker is not None:
+                worker.job = None
+            return event()
 
-    def _stop_job(self, number: int) -> None:
-        assert self._cores is not None
-        del self._jobs[number]
-        self._cores.serve(self.now)
-        self._cores.remove(number)
+        job = self._links.begin(self._cores, seconds, self.now, done)
+        if worker is not None:
+            worker.job = job
 
     def _reached(self) -> bool:
         return self._tally.steps >= self._limit.steps or self._tally.model.versions >= self._limit.versions
@@ -398,43 +390,20 @@ class World:
             if self._at_once:
                 return self._at_once.popleft()
             until = self._events[0][0] if self._events else math.inf
-            done = self._cores.first() if self._cores is not None else None
-            if done is not None:
-                until = min(until, done)
-            ended = self._link.finish(min(until, self._limit.seconds)) if self._link is not None else None
-            if ended is not None:
-                if ended.number in self._flows:  # otherwise its worker left at this very moment
-                    self._transferred(ended)
-                continue
-            if self._traffic is not None:
-                came = self._traffic.finish(min(until, self._limit.seconds))
-                if came is not None:
-                    self._came(came)
-                    continue
-            if self._group_links is not None and self._group_links.open:
-                moved = self._group_links.finish(min(math.nextafter(until, 0.0), self._limit.seconds))
-                if moved is not None:
-                    self._moved(moved)
-                    continue
-            if until == math.inf and not self._moving:
+            flow = self._links.finish(min(until, self._limit.seconds)) if self._links.under_way else None
+            if flow is not None:
+                self.now = flow.ended
+                fact = flow.what(flow)
+            elif until == math.inf and not self._links.under_way:
                 return None
-            if until > self._limit.seconds or until == math.inf:
+            elif until > self._limit.seconds or until == math.inf:
                 self.now = self._limit.seconds
                 return None
-            if self._cores is not None and until == done:
-                self.now = until
-                fact = self._work_done(self._cores, until)
             else:
                 self.now, _, event = heappop(self._events)
                 fact = event()
             if fact is not None:
                 return fact
-
-    @property
-    def _moving(self) -> bool:
-        """Whether any transfer is under way."""
-        between_hosts = self._traffic is not None and bool(self._traffic.coming)
-        return bool(self._flows or self._groups) or between_hosts
 
     # --- steps ----------------------------------------------------------------------------------------
 
@@ -580,87 +549,97 @@ class World:
 
         awaiting.append(begin)
 
-    def _transfer(self, number: int, what: Literal["push", "pull", "copy"], of: int) -> None:
-        if self._traffic is not None:
-            item = Update(number, of) if what == "push" else Version(of)
-            if self._traffic.begin(number, item, self._message, self.now):
-                return
-        if self._link is None:
-            flow = _Flow(number, what, of)
-            if what == "pull" and self._workers[number].awaits == of:
-                self._tell(number, lambda: self._arrived(flow))
-            else:
-                self._arrived(flow)
+    def _transfer(self, number: int, what: What, of: int) -> None:
+        """`of`: the step that is pushed, the version that is pulled, or the worker whose replica is copied."""
+        if self._links_hosts and self._bring(number, what, of):
             return
-        transfer = self._link.begin(number, "push" if what == "push" else "pull", self._message, self.now)
-        self._flows[transfer] = _Flow(number, what, of)
-        self._workers[number].flows[transfer] = None
+        worker = self._workers[number]
+        if not self._links.paces_store:
+            if what == "pull" and worker.awaits == of:
+                self._tell(number, lambda: self._arrived(number, what, of))
+            else:
+                self._arrived(number, what, of)
+            return
+        direction: Literal["push", "pull"] = "push" if what == "push" else "pull"
 
-    def _transferred(self, ended: LinkTransfer) -> None:
-        self.now = ended.ended
-        flow, worker = self._flows.pop(ended.number), self._workers[ended.worker]
-        del worker.flows[ended.number]
-        worker.transfers.append((ended.direction, ended.began, ended.ended))
-        times = TransferTimes(ended.began, ended.ended, ended.ended)
-        self._journal.ledger.transferred(ended.worker, ended.direction, flow.number, ended.size, times)
-        self._arrived(flow)
+        def ended(flow: Flow[Ended]) -> None:
+            del worker.flows[flow]
+            worker.transfers.append((direction, flow.began, flow.ended))
+            times = TransferTimes(flow.began, flow.ended, flow.ended)
+            self._journal.ledger.transferred(number, direction, of, self._message, times)
+            self._arrived(number, what, of)
 
-    def _came(self, came: ItemCame) -> None:
-        """An item has come from one host to another."""
-        self.now = came.ended
-        host, source, times = came.target, came.source, {"began": came.began, "ended": came.ended}
-        self._journal.fetched(FetchTimes.of(came.item, host=host, source=source, size=came.size, **times))
-        for worker, since in came.waiting:
-            match came.item:
-                case Update(step=number):
-                    flow = _Flow(worker, "push", number)
-                case Version(version=number):
-                    flow = _Flow(worker, "pull", number)
-            self._workers[worker].transfers.append((flow.what, since, self.now))
-            self._arrived(flow)
+        flow = self._links.transfer(direction, self._message, self.now, ended)
+        worker.flows[flow] = of if what == "copy" else None
 
-    def _arrived(self, flow: _Flow) -> None:
+    def _bring(self, number: int, what: What, of: int) -> bool:
+        """Bring the worker's update to the head, where the store is, or that version to the worker's host.
+
+        A version goes to each host once, however many of its workers want it. Return False if the item is there: all
+        hosts have the first version.
+        """
+        head, host = self._hosts[0], self._hosts[number]
+        item = Update(number, of) if what == "push" else Version(of)
+        if host == head or (what != "push" and of <= self._came.get(host, self._begins.version)):
+            return False
+        source, target = (host, head) if what == "push" else (head, host)
+        if (coming := self._coming.get((item, target))) is not None:
+            coming.waiting.append((number, self.now))
+            return True
+
+        def came(flow: Flow[Ended]) -> None:
+            for_whom = self._coming.pop((item, target)).waiting
+            if what != "push":
+                self._came[host] = max(of, self._came.get(host, self._begins.version))
+            times = {"began": flow.began, "ended": flow.ended}
+            self._journal.fetched(FetchTimes.of(item, host=target, source=source, size=self._message, **times))
+            for worker, since in for_whom:
+                self._workers[worker].transfers.append((what, since, self.now))
+                self._arrived(worker, what, of)
+
+        flow = self._links.between(source, target, self._message, self.now, came)
+        self._coming[item, target] = _Coming([(number, self.now)], flow)
+        return True
+
+    def _arrived(self, number: int, what: What, of: int) -> None:
         """The transfer has arrived."""
-        match flow.what:
+        match what:
             case "push":
-                self._at_once.append(UpdateArrived(worker=flow.worker, step=flow.number, at=self.now))
-                self._settle(flow.worker, flow.number)
+                self._at_once.append(UpdateArrived(worker=number, step=of, at=self.now))
+                self._settle(number, of)
             case "copy":
-                copied = ReplicaCopied(source=flow.number, worker=flow.worker, at=self.now)
+                copied = ReplicaCopied(source=of, worker=number, at=self.now)
                 self._training.told(copied)
                 self._at_once.append(copied)
             case "pull":
-                self._at_once.append(ParametersTaken(worker=flow.worker, version=flow.number, at=self.now))
-                if self._workers[flow.worker].awaits == flow.number:
-                    self._begin(flow.worker)
+                self._at_once.append(ParametersTaken(worker=number, version=of, at=self.now))
+                if self._workers[number].awaits == of:
+                    self._begin(number)
 
     # --- groups ---------------------------------------------------------------------------------------
 
     def _average(self, order: Reduce) -> None:
-        links = self._group_links
-        self._groups[order.group] = _Group(order.members, self.now, moving=links is not None)
+        moving = self._links.paces_averages
+        group = self._groups[order.group] = _Group(order.members, self.now, moving)
         for member in order.members:
             if member in self._workers:
                 self._workers[member].group = order.group
-        if links is not None:
-            links.begin(order.group, order.members, ring_bytes(len(order.members), self._message), self.now)
-        self._work(None, self._costs.average(order), lambda: self._summed(order.group))
 
-    def _summed(self, number: int) -> Fact | None:
-        """The work of that group's average is done."""
-        self._groups[number].summed = True
-        return None if self._groups[number].moving else self._averaged(number)
+        def moved(flow: Flow[Ended]) -> Fact | None:
+            times = TransferTimes(flow.began, flow.ended, flow.ended)
+            for member in order.members:
+                size = ring_bytes(len(order.members), self._message)
+                self._journal.ledger.transferred(member, "average", order.group, size, times)
+            group.moving = False
+            return self._averaged(order.group) if group.summed else None
 
-    def _moved(self, moved: AverageMoved) -> None:
-        """The bytes of that group's average have moved."""
-        self.now = moved.ended
-        times = TransferTimes(moved.began, moved.ended, moved.ended)
-        for member in moved.members:
-            self._journal.ledger.transferred(member, "average", moved.group, moved.size, times)
-        group = self._groups[moved.group]
-        group.moving = False
-        if group.summed:
-            self._at_once.append(self._averaged(moved.group))
+        def summed() -> Fact | None:
+            group.summed = True
+            return None if group.moving else self._averaged(order.group)
+
+        if moving:
+            self._links.average(order.members, self._message, self.now, moved)
+        self._work(None, self._costs.average(order), summed)
 
     def _averaged(self, number: int) -> Fact:
         """End the average, once its work is done and its bytes have moved."""
@@ -696,25 +675,25 @@ class World:
         worker = self._workers[number]
         self._tell_times(number, worker, self.now)
         for flow in list(worker.flows):
-            self._cancel(flow)
-        if self._traffic is not None:
-            self._traffic.leaves(number, self.now)
+            self._links.cancel(flow, self.now)
+        for key, coming in list(self._coming.items()):
+            coming.waiting = [waiting for waiting in coming.waiting if waiting[0] != number]
+            if not coming.waiting:
+                self._links.cancel(coming.flow, self.now)
+                del self._coming[key]
         if worker.job is not None:
-            self._stop_job(worker.job)
+            self._links.cancel(worker.job, self.now)
         if reason == "died":  # a copy is void if its source dies before the copy's end
-            for flow in [flow for flow, one in self._flows.items() if one.what == "copy" and one.number == number]:
-                self._cancel(flow)
+            for other in self._workers.values():
+                for flow in [flow for flow, source in other.flows.items() if source == number]:
+                    self._links.cancel(flow, self.now)
+                    del other.flows[flow]
         if reason == "died" and worker.group is not None:
             self._groups[worker.group].lost.append(number)
         del self._workers[number]
         self._used[number], self.left[number] = worker.step, reason
         self._training.left(number, reason, worker.drew if worker.drew > worker.told else None)
         return WorkerLeft(worker=number, reason=reason, at=self.now)
-
-    def _cancel(self, flow: int) -> None:
-        assert self._link is not None
-        self._link.cancel(flow, self.now)
-        del self._workers[self._flows.pop(flow).worker].flows[flow]
 
     def _join(self, kill: Kill) -> WorkerJoined:
         self._joins.append(kill)

@@ -7,7 +7,6 @@ scenario says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,8 +14,7 @@ from paceline.core.facts import Fact
 from paceline.core.items import Replica, Update, Version
 from paceline.host.claims import Owner
 from paceline.records.times import TransferTimes
-from paceline.scenario.group_links import AverageMoved, GroupLinks, ring_bytes
-from paceline.scenario.network import Direction, LinkTransfer, SharedLink
+from paceline.scenario.links import ClusterLinks, Direction, Flow, ring_bytes
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.manager import TransferManager
@@ -27,6 +25,8 @@ anything has."""
 Fetchable = Update | Version | Replica
 Ended = Callable[[int, str, int, int, TransferTimes], None]
 """Told of each transfer: the worker, what it was, the number of its step, version or group, bytes, times."""
+Called = Callable[..., Fact | None]
+"""Called with a flow at its end, as `Then`."""
 
 
 class Fetcher(Protocol):
@@ -42,18 +42,8 @@ class Fetcher(Protocol):
         """The worker takes no part any more: what is on the way to it or from it never arrives."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Flow:
-    """A transfer under way on the store's link."""
-
-    worker: int
-    number: int
-    """The step that is pushed, the version that is pulled, or the worker whose replica is copied."""
-    then: Then
-
-
 class ShapedFetcher:
-    """See `Fetcher`. Everything lies on this host, so no byte moves. A fetch ends when the model of its link says so.
+    """See `Fetcher`. Everything lies on this host, so no byte moves. A fetch ends when the model of links says so.
 
     The end is the model's time, to the last bit, however late the loop comes to it. What no link paces is over as it
     begins.
@@ -61,92 +51,82 @@ class ShapedFetcher:
 
     def __init__(
         self,
-        store: SharedLink | None,
-        groups: GroupLinks | None,
+        links: ClusterLinks[Called],
         now: Callable[[], float],
         moment: Callable[[], float],
         happened: Callable[[Fact], None],
         ended: Ended,
     ) -> None:
-        """`store` paces pushes and pulls, `groups` averages. `now()` is seconds since the run's start.
+        """`links` pace pushes, pulls and averages. `now()` is seconds since the run's start.
 
         `moment()` is the time of the event that is being handled: at that time a fetch begins. `happened` takes what
         has happened if no link paces it. Otherwise `next` returns that.
         """
         self.size = 0
         """Bytes of one model. Set when training begins."""
-        self._store = store
-        self._groups = groups
+        self._links = links
         self._now = now
         self._moment = moment
         self._happened = happened
         self._ended = ended
-        self._flows: dict[int, _Flow] = {}
-        self._gathering: dict[int, Then] = {}
+        self._flows: dict[Flow[Called], int] = {}
+        """By transfer under way: its worker."""
 
     def fetch(self, worker: int, item: Fetchable, then: Then) -> None:
         """See `Fetcher`."""
-        if self._store is None:
+        if not self._links.paces_store:
             self._ends(then)
             return
         direction: Direction = "push" if isinstance(item, Update) else "pull"
         match item:
             case Update(step=number) | Version(version=number) | Replica(worker=number):
                 pass
-        self._flows[self._store.begin(worker, direction, self.size, self._moment())] = _Flow(worker, number, then)
+
+        def ended(flow: Flow[Called]) -> Fact | None:
+            del self._flows[flow]
+            self._ended(worker, direction, number, self.size, self._times(flow))
+            return then(flow.ended)
+
+        self._flows[self._links.transfer(direction, self.size, self._moment(), ended)] = worker
 
     def cancel(self, worker: int) -> None:
         """See `Fetcher`. An average goes on: its other members may make the worker's share."""
-        for number, flow in list(self._flows.items()):
-            if flow.worker == worker and self._store is not None and self._store.cancel(number, self._now()):
-                del self._flows[number]
+        for flow in [flow for flow, one in self._flows.items() if one == worker]:
+            if self._links.cancel(flow, self._now()):
+                del self._flows[flow]
 
     def gather(self, group: int, members: tuple[int, ...], then: Then) -> float:
         """Bring together what the group averages, and the mean to its members. Return when that began."""
-        if self._groups is None:
+        if not self._links.paces_averages:
             began = self._now()
             self._ends(then)
             return began
-        self._gathering[group] = then
-        began = self._moment()
-        self._groups.begin(group, members, ring_bytes(len(members), self.size), began)
-        return began
+
+        def moved(flow: Flow[Called]) -> Fact | None:
+            for worker in members:
+                self._ended(worker, "average", group, ring_bytes(len(members), self.size), self._times(flow))
+            return then(flow.ended)
+
+        return self._links.average(members, self.size, self._moment(), moved).began
 
     def next(self, until: float) -> Fact | None:
         """Return what came of the earliest fetch that has ended by then: each once, in the order of their ends."""
-        while True:
-            end = None if self._store is None else self._store.next_end()
-            before = until if end is None else min(until, end)
-            if self._groups is not None and (moved := self._groups.finish(before)) is not None:
-                fact = self._gathered(moved)
-            elif self._store is not None and (fetched := self._store.finish(until)) is not None:
-                fact = self._fetched(fetched)
-            else:
-                return None
-            if fact is not None:
+        while (flow := self._links.finish(until)) is not None:
+            if (fact := flow.what(flow)) is not None:
                 return fact
+        return None
 
     def due(self) -> float | None:
         """Seconds until the next fetch may end, if one is under way."""
-        ends = [self._store.next_end() if self._store else None, self._groups.next_change() if self._groups else None]
-        due = min((end for end in ends if end is not None), default=None)
-        return None if due is None else max(0.0, due - self._now())
+        change = self._links.next_change()
+        return None if change is None else max(0.0, change - self._now())
+
+    def _times(self, flow: Flow[Called]) -> TransferTimes:
+        return TransferTimes(flow.began, flow.ended, self._now())
 
     def _ends(self, then: Then) -> None:
         if (fact := then(self._now())) is not None:
             self._happened(fact)
-
-    def _fetched(self, fetched: LinkTransfer) -> Fact | None:
-        flow = self._flows.pop(fetched.number)
-        times = TransferTimes(fetched.began, fetched.ended, self._now())
-        self._ended(flow.worker, fetched.direction, flow.number, fetched.size, times)
-        return flow.then(fetched.ended)
-
-    def _gathered(self, moved: AverageMoved) -> Fact | None:
-        times = TransferTimes(moved.began, moved.ended, self._now())
-        for worker in moved.members:
-            self._ended(worker, "average", moved.group, moved.size, times)
-        return self._gathering.pop(moved.group)(moved.ended)
 
 
 class RemoteFetcher:
