@@ -94,7 +94,11 @@ def test_who_changed_the_same_agrees_and_who_changed_something_else_or_nothing_d
     adoption.wanted(0, "a")
     adoption.wanted(2, "b")
     adoption.shows(4)
+    adoption.shows(5)
+    adoption.wanted(5, "b")
     assert [adoption.agrees(worker) for worker in range(5)] == [True, True, False, False, True]
+    assert not adoption.agrees(5)
+    assert "in a way that depends on the values before" in adoption.disagreement(5)
     what = "changed the parameters or the optimizer's state between prepare() and its first step"
     hint = "; do the same in every worker, or do it before prepare()"
     assert adoption.disagreement(2) == f"worker 1 {what}, and worker 2 changed something else{hint}"

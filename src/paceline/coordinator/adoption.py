@@ -22,8 +22,8 @@ class Adoption:
     pushed: set[int] = field(default_factory=set)
     """Workers that have pushed a gradient of what they began with."""
     shown: set[int] = field(default_factory=set)
-    """Workers whose first parameters were the adopted ones, or later ones. What their scripts change there is no
-    other beginning: a script that doubles a weight has doubled it once already."""
+    """Workers whose first parameters were the adopted ones, or later ones. A script that writes the same there changes
+    nothing."""
     _waiting: list[int] = field(default_factory=list)
     _writing: int | None = None
     """The worker that writes."""
@@ -69,7 +69,8 @@ class Adoption:
         While one worker writes, no other can have begun with that: a worker that changed something waits, so this one
         changed nothing.
         """
-        return self._writing is None and (worker in self.shown or self.digests.get(worker) == self.adopted)
+        own = self.adopted if worker in self.shown else None
+        return self._writing is None and self.digests.get(worker, own) == self.adopted
 
     def shows(self, worker: int) -> None:
         """The worker is released on what is adopted now, if anything is: it had asked for nothing before."""
@@ -78,6 +79,7 @@ class Adoption:
 
     def joins(self, worker: int) -> None:
         """The worker takes part from now on. It begins with what others have come to, whatever its script changed."""
+        self.digests.pop(worker, None)
         self.shows(worker)
 
     def disagreement(self, worker: int) -> str:
@@ -90,6 +92,12 @@ class Adoption:
 
     def _differ(self, one: int | None, other: int) -> str:
         how = "something else" if other in self.digests else "nothing"
+        if other in self.shown:  # in a simulation: see `Director.direct`
+            return (
+                f"the script changed the parameters or the optimizer's state between prepare() and its first step in a "
+                f"way that depends on the values before, and a simulation shows worker {other} what worker {one} has "
+                "made of them: set them to values (copy_(), fill_(), load_state_dict()), or do it before prepare()"
+            )
         return (
             f"worker {one} changed the parameters or the optimizer's state between prepare() and its first "
             f"step, and worker {other} changed {how}; do the same in every worker, or do it before prepare()"
