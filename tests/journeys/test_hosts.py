@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 
-from support.cut_links import Links
+from support.chaos import Schedule, carry_out
 from support.events import await_file
 from support.joins import heard, hosts_in, joined, listens
 from support.launch import Launch
@@ -89,17 +89,14 @@ def test_the_others_go_on_without_a_host_that_is_killed_and_take_over_its_batche
     right(run)
 
 
-def test_a_link_that_breaks_and_comes_back_loses_and_doubles_nothing(launch: Launch, tmp_path: Path) -> None:
-    links = Links(tmp_path / "links", "node-1")
-    try:
-        link = links.by_host["node-1"]
-        link.limit, link.delay = lambda kind: ("to the head", 3_000) if link.made[kind] <= 2 else None, 0.001
-        run = launch.run(that_draws(), *ON_TWO, "-p", "bsp", first=links.first).completed()
-    finally:
-        links.close()
-    assert link.cuts >= 2
-    assert "is lost" not in run.err
-    sound(run)
+CUTS = (("node-1", "CarryOut", 2, "cut control", 0.0), ("node-1", "fetch", 2, "cut data", 0.0))
+
+
+def test_a_link_that_breaks_and_comes_back_loses_and_doubles_nothing(launch: Launch) -> None:
+    flags = "--emulate-hosts", "2", "-n", "1", "--threads", "1", "--shards-on", "all", "-p", "bsp"
+    schedule = replace(Schedule.of("shards", 2), flags=flags, faults=CUTS, resumes=())
+    befell = {f"{what}, in {process} at {place} {nth}" for process, place, nth, what, _ in CUTS}
+    assert set(carry_out(schedule, launch)) == befell
 
 
 def test_rounds_on_several_hosts_that_are_killed_go_on_to_the_bits_of_one_run(launch: Launch) -> None:

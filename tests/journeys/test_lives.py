@@ -15,7 +15,7 @@ from support.events import LONG, said
 from support.launch import Launch
 from support.recorded import checked
 from support.runs import Run, ended, killed_once_kept, replayed
-from support.scripts import ENDLESS, that_draws, training
+from support.scripts import ENDLESS, that_draws, that_resumes, training
 
 TWO = ("-n", "2", "--threads", "1")
 SAMPLES = 2 * 240
@@ -48,11 +48,7 @@ def test_a_run_whose_launcher_is_killed_goes_on_and_is_replayed_to_the_same_bits
 @pytest.mark.parametrize("protocol", ["bsp", "all-reduce"])
 def test_a_run_that_is_stopped_and_resumed_ends_on_the_bits_of_one_that_was_not(protocol: str, launch: Launch) -> None:
     flags = (*TWO, "-p", protocol, "--checkpoint", "3")
-    script = (
-        that_draws()
-        .replace("epochs=2,", "epochs=2, keep={'scheduler': scheduler},")
-        .replace("in range(2)", "in paceline.epochs(2)")
-    )
+    script = that_resumes()
     one = launch.run(script, *flags).completed()
     stopped = launch.run(script, *flags, "--max-steps", "37").completed()
     assert stopped.summary["steps"] >= 37
@@ -100,34 +96,6 @@ def test_a_second_ctrl_c_ends_at_once_though_a_script_ignores_the_first(launch: 
     assert run.summary["outcome"] == "interrupted"
     assert "has not ended its script in time" not in run.err, "it was not the second one that ended it"
     launch.assert_nothing_left()
-
-
-def test_max_steps_ends_the_run_when_so_many_updates_are_applied(launch: Launch) -> None:
-    script = training(after="paceline.finish(); print('through')", **ENDLESS)
-    run = launch.run(script, "-n", "2", "-p", "asp", "--max-steps", "25").completed()
-    assert run.summary["outcome"] == "completed"
-    assert 25 <= run.summary["steps"] <= 26
-    assert [row["left"]["reason"] for row in run.summary["per_worker"]] == ["stopped", "stopped"]
-    assert "paceline: --max-steps is reached: ending the run" in run.err
-    assert run.out.startswith("through\n")
-    assert run.log(1) == "through\n"
-    assert run.rows("SELECT MAX(version) FROM versions") == [(run.summary["versions"],)]
-
-
-def test_a_script_that_fails_in_one_worker_fails_the_run_and_its_last_words_are_told(launch: Launch) -> None:
-    run = launch.run(training("if me == 1 and step == 3: raise ValueError('by the test')", **ENDLESS), "-p", "asp")
-    assert run.code == 3
-    assert "worker 1 died (exit code 1) in step 3: its script failed" in run.summary["error"]
-    assert "ValueError: by the test" in run.err
-    assert "Traceback" in run.log(1)
-
-
-def test_a_run_that_diverges_ends_with_4_and_names_worker_step_and_parameter(launch: Launch) -> None:
-    spoils = "if me == 1 and step == 3: model.bias.register_hook(lambda gradient: gradient * float('nan'))"
-    run = launch.run(training(spoils, **ENDLESS), "-n", "3", "-p", "bsp")
-    assert run.code == 4, run.err
-    assert run.summary["outcome"] == "diverged"
-    assert run.summary["error"] == 'the gradient of "bias" is NaN or infinite in step 3 of worker 1'
 
 
 BACK = """

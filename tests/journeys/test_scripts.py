@@ -85,28 +85,6 @@ def test_workers_that_save_to_one_path_each_find_their_own_and_worker_0_s_file_i
     assert torch.load(folder / "state.pt")["worker"] == 0
 
 
-STOPS = """
-if epoch == 1 and me == 1:
-    paceline.stop("enough")
-"""
-EVALUATES = """
-def evaluate(model):
-    return {"loss": float((model(data.tensors[0]) - data.tensors[1]).square().mean())}
-"""
-
-
-def test_a_script_that_stops_early_stops_all_workers_and_the_versions_on_the_way_are_evaluated(launch: Launch) -> None:
-    script = training(STOPS, before=EVALUATES, epochs=50)
-    run = launch.run(script, "-n", "2", "-p", "bsp", "--record", "4").completed()
-    assert run.summary["stopped"] == "enough"
-    assert run.summary["samples"] < 20 * 64
-    recorded = run.rows("SELECT version, sha256, samples FROM versions ORDER BY version")
-    assert [samples for _, _, samples in recorded[:4]] == [16, 32, 48, 64]
-    assert recorded[-1][1] == run.summary["final_parameters_sha256"]
-    assert [row["version"] for row in run.summary["evaluations"]] == [version for version, _, _ in recorded]
-    assert (found := checked(run.folder)).ok, found.wrong
-
-
 HANDLES = training(
     """
     if step == 3:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import pytest
 
-from paceline.protocols import registry
-from support.events import LONG, await_file
+from support.events import await_file
 from support.joins import assert_sound, heard, joined, listens
 from support.launch import Launch
 from support.namespaces import Network
@@ -21,7 +17,6 @@ from support.scripts import that_meets
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.usefixtures("token")]
 
-STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 SAMPLES = 2 * 240
 LINGERS = """
 if step == 2:
@@ -67,52 +62,6 @@ class Company:
 
 # --- the network itself -------------------------------------------------------------------------
 
-SENDS = """
-import socket, sys
-with socket.create_server((sys.argv[1], 0)) as listener:
-    print(listener.getsockname()[1], flush=True)
-    listener.accept()[0].sendall(bytes(5_000_000))
-"""
-READS = """
-import socket, sys, time
-began, came = time.monotonic(), 0
-with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as end:
-    while data := end.recv(1 << 16):
-        came += len(data)
-print(came, time.monotonic() - began)
-"""
-
-
-def test_a_link_passes_no_more_than_its_rate(networks: Callable[..., Network]) -> None:
-    network = networks(2, "100mbit")
-    sends = [sys.executable, "-c", SENDS, network.address(0)]
-    with subprocess.Popen(sends, stdout=subprocess.PIPE, text=True, preexec_fn=network.enter(0)) as sender:
-        assert sender.stdout is not None
-        reads = [sys.executable, "-c", READS, network.address(0), sender.stdout.readline().strip()]
-        read = subprocess.run(reads, capture_output=True, text=True, preexec_fn=network.enter(1), check=True)
-    came, seconds = map(float, read.stdout.split())
-    assert came == 5_000_000
-    assert seconds > 0.9 * (came - 128 * 1024) * 8 / 100e6
-
-
-def test_what_runs_in_a_namespace_is_found_and_killed_and_nobody_else(networks: Callable[..., Network]) -> None:
-    network = networks(2, None)
-    with subprocess.Popen(["sleep", "60"], preexec_fn=network.enter(1)) as process:
-        assert (network.processes(0), network.processes(1)) == ([], [process.pid])
-        network.kill(0)
-        assert process.poll() is None
-        network.kill(1)
-        assert process.wait(LONG) < 0
-
-
-def test_networks_know_nothing_of_each_other_and_this_machine_has_no_part_in_them(
-    networks: Callable[..., Network],
-) -> None:
-    before = socket.if_nameindex()
-    first, second = networks(2), networks(2)
-    assert first.address(0) == second.address(0)
-    assert socket.if_nameindex() == before
-
 
 # --- runs ---------------------------------------------------------------------------------------
 
@@ -121,14 +70,6 @@ def test_a_run_on_two_machines_is_checked_and_replayed_to_the_same_bits(
     launch: Launch, networks: Callable[..., Network]
 ) -> None:
     Company(launch, networks(2), (1, 2), "-p", "ssp").whole()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("protocol", STORED)
-def test_a_run_on_three_unequal_machines_is_checked_and_replayed_to_the_same_bits(
-    protocol: str, launch: Launch, networks: Callable[..., Network]
-) -> None:
-    Company(launch, networks(3), (1, 3, 2), "-p", protocol).whole()
 
 
 @pytest.mark.long
@@ -204,32 +145,3 @@ def test_joiners_that_cannot_reach_each_other_end_a_run_in_which_they_make_range
     assert "host host-2 is lost: it and host host-1 can't reach each other" in run.err
     assert "failed: host host-2 made a part of every version, and it is lost" in run.out
     assert [ended(other).code for other in company.others] == [3, 3]
-
-
-@pytest.mark.long
-def test_joiners_that_cannot_reach_each_other_go_on_where_nothing_moves_between_them(
-    launch: Launch, networks: Callable[..., Network]
-) -> None:
-    """The model has one piece, which is made at the head."""
-    network = networks(3)
-    network.separate(1, 2)
-    company = Company(launch, network, (1, 1, 1), "-p", "asp", "--host-timeout", "3")
-    company.train()
-    time.sleep(5)
-    company.whole()
-
-
-@pytest.mark.long
-def test_machines_end_within_the_timeout_if_the_head_loses_power(
-    launch: Launch, networks: Callable[..., Network]
-) -> None:
-    network = networks(2)
-    company = Company(launch, network, (1, 2), "-p", "bsp", "--host-timeout", "3")
-    company.train()
-    network.cut(0)
-    network.kill(0)
-    company.head.ended()
-    joiner = ended(company.others[0], timeout=20)
-    assert joiner.code == 3
-    assert "this host is out of the run: " in joiner.err
-    assert "Traceback" not in joiner.err

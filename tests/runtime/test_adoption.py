@@ -237,26 +237,6 @@ def test_what_workers_changed_differently_is_refused_in_one_line_that_names_both
     assert said in line
 
 
-def test_it_is_refused_also_when_the_only_step_of_the_worker_that_changed_nothing_came_first(launch: Launch) -> None:
-    inside = """
-if me == 1:
-    released = link.released
-
-    def pushed():
-        reach("pushed")
-        return released()
-
-    link.released = pushed
-else:
-    await_("pushed")
-    model.trained.bias.data.fill_(1)
-train(model, optimizer, range(1))
-paceline.finish()
-sys.exit()
-"""
-    the_line(launch.run(script(inside), "-n", "2", "-p", "bsp", args=(str(launch.tmp_path),)))
-
-
 def test_what_one_worker_changed_after_others_had_begun_to_train_is_refused_in_one_line_that_names_it(
     launch: Launch,
 ) -> None:
@@ -327,13 +307,6 @@ def test_a_state_that_every_worker_loads_after_prepare_is_resumed_as_in_plain_py
     assert_trained_after(lambda model, optimizer: PLAIN.load(model, optimizer, tmp_path / "saved"), run)
 
 
-def test_frozen_parameters_alone_loaded_after_prepare_are_trained_with_and_recorded(launch: Launch) -> None:
-    inside = "model.frozen.load_state_dict({'weight': torch.full((5, 4), 0.25), 'bias': torch.arange(5.0)})" + IN_TURN
-    run = launch.run(script(inside), "-n", "2", "-p", "bsp", "--threads", "1", args=(str(launch.tmp_path),)).completed()
-    loaded = {"weight": torch.full((5, 4), 0.25), "bias": torch.arange(5.0)}
-    assert_trained_after(lambda model, _: model.frozen.load_state_dict(loaded), run)
-
-
 def test_a_frozen_parameter_changed_after_the_first_step_is_each_workers_own_and_one_line_says_so(
     launch: Launch,
 ) -> None:
@@ -341,43 +314,6 @@ def test_a_frozen_parameter_changed_after_the_first_step_is_each_workers_own_and
     run = launch.run(script(inside), "-n", "2", "-p", "asp", args=(str(launch.tmp_path),)).completed()
     assert run.err.count('moves the parameter "frozen.bias", which the optimizer does not have') == 1
     assert torch.equal(run.final()["frozen.bias"], torch.full((5,), 7.0))
-
-
-def test_when_a_worker_dies_as_it_writes_what_all_begin_with_the_next_one_writes_it(launch: Launch) -> None:
-    inside = """
-model.trained.weight.data.fill_(0.125)
-model.frozen.weight.data.fill_(0.5)
-if me == 0:
-    adopt = link.adopt
-
-    def asks(digest):
-        slot = adopt(digest)
-        assert slot is not None
-        reach("writes")
-        await_("asks")
-        return slot
-
-    link.adopt, link.say = asks, lambda message, *rest: os._exit(7)
-else:
-    await_("writes")
-    send = link._channel.send
-
-    def sends(message, *rest):
-        send(message, *rest)
-        reach("asks")
-
-    link._channel.send = sends
-"""
-    flags = ("-n", "2", "-p", "bsp", "--threads", "1", "--on-loss", "continue")
-    run = launch.run(script(inside), *flags, args=(str(launch.tmp_path),)).completed()
-    assert "paceline: worker 0 died (exit code 7)" in run.err
-    assert [row["steps"] for row in run.summary["per_worker"]] == [0, 5]
-
-    def change(model: Any, _: Any) -> None:
-        model.trained.weight.data.fill_(0.125)
-        model.frozen.weight.data.fill_(0.5)
-
-    assert_trained_after(change, run)
 
 
 def test_a_change_that_depends_on_the_values_before_is_made_once_also_where_a_worker_comes_back_and_in_a_replay(

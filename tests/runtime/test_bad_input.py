@@ -44,17 +44,14 @@ SCENARIOS = {
     "twice.toml": 2 * "[[event]]\nworker = 1\nat_step = 3\nkill = true\n",
     "not.toml": "workers\n",
     "short.toml": "[cluster]\ncompute = '0.0000000000000000000001us'\n",
-    "crowd.toml": "[cluster]\nworkers = 1000000000\n",
 }
 FILES = {
     **SCENARIOS,
     "train.py": GOOD,
     "not_python.py": "def train(:\n    pass\n",
-    "data.bin": "\0\1\2",
     "run/ledger.sqlite": "",
     "run/summary.json": "{}",
     "piped/ledger.sqlite": "",
-    "full/notes.txt": "mine",
 }
 
 LISTENS = ["--listen", "127.0.0.1:0"]
@@ -64,37 +61,22 @@ KNOWN = ", ".join(registry())
 WRONG = [
     (["run", "-p", "spp", "train.py"], f'unknown protocol "spp" (did you mean "ssp"?); known: {KNOWN}'),
     (["run", "-n", "0", "train.py"], '-n is "0"; it must be a whole number, 1 or more'),
-    (["run", "--seed", "x", "train.py"], '--seed is "x"; it must be a whole number, 0 or more'),
-    (["run", "--max-steps", "0", "train.py"], '--max-steps is "0"; it must be a whole number, 1 or more'),
     (["run", "--max-seconds", "-1", "train.py"], '--max-seconds is "-1"; it must be a number of seconds above 0'),
-    (["run", "-n", "1000000000", "train.py"], '-n is "1000000000"; it must be a whole number, 100000 or less'),
-    (["run", "--threads", "1000000", "train.py"], '--threads is "1000000"; it must be a whole number, 1024 or less'),
     (["run", "--devices", "cuda:0", "train.py"], '--devices is "cuda:0"; write device numbers or cpu, such as 0,1 or'),
-    (["run", "--devices", "9999", "train.py"], "--devices names device 9999, and "),
     (["run", "--seed", "9" * 5000, "train.py"], f'--seed is "{"9" * 40}…"; it must be a whole number'),
-    (["run", "--max-steps", "9" * 20, "train.py"], "it must be a whole number, 9007199254740992 or less"),
-    (["run", "--report-waits", "1e300", "train.py"], '--report-waits is "1e300"; it must be 1000000000 or less'),
     (["run", "--host-timeout", "0.5", "train.py"], '--host-timeout is "0.5"; it must be 1 or more'),
-    (["run", "--host-timeout", "1e6", "train.py"], '--host-timeout is "1e6"; it must be 86400 or less'),
     (["run", "--shards-on", "all", "train.py"], "--shards-on is all, and the run has one host, whose store is whole"),
     (["run", "--emulate-hosts", "2", "--shards-on", "x", "train.py"], 'names "x", and the hosts are node-0, node-1'),
     (["run", "-p", "ddp", "--shards-on", "head", "train.py"], "--shards-on is given, and -p ddp, which can't follow"),
-    (["simulate", "--seconds", "1e300", "c.toml"], '--seconds is "1e300"; it must be 1000000000 or less'),
     (["run", "--scenario", "short.toml", "train.py"], "it must be 0, or 0.001us or more"),
-    (["run", "--scenario", "crowd.toml", "train.py"], "write a whole number, at least 1 and at most 100000"),
     (["run", "pipe"], "pipe: Not a regular file; name the training script to run"),
-    (["run", "--scenario", "pipe", "train.py"], "pipe: it can't be read (Not a regular file)"),
-    (["run", "x" * 5000 + ".py"], "File name too long; name the training script to run"),
     (["run", "--out", "x" * 5000, "train.py"], "File name too long; name another one"),
     (["run", "train.py", "caf\udce9"], "'caf\\udce9' is not UTF-8"),
     (["check", "piped"], "piped/summary.json: no summary can be read there ([Errno 22] Not a regular file)"),
     (["run", "--tee", "some", "train.py"], "argument --tee: invalid choice: 'some' (choose from"),
     (["run", "-p", "sync-switch:then=ps-plus", "train.py"], 'is "ps-plus", where the optimizer runs in the workers'),
-    (["run", "-p", "sync-switch:then=ripples", "train.py"], "then is ripples; it must be one of asp, bsp,"),
     (["run", "missing.py"], "missing.py: No such file or directory; name the training script to run"),
     (["run", "not_python.py"], "not_python.py is not Python: invalid syntax, line 1"),
-    (["run", "data.bin"], "data.bin is not Python: source code string cannot contain null bytes"),
-    (["run"], "the following arguments are required: SCRIPT; see paceline run --help"),
     (["run", "-p", "ssp,bound=3", "train.py"], 'unknown protocol "ssp,bound=3" (did you mean "ssp:bound=3"?); known'),
     (["run", "-p", "bsp,aps", "train.py"], "(each -p names one; commands that take several take -p bsp -p asp)"),
     (["rnu", "train.py"], 'unknown command "rnu" (did you mean "run"?); known: run, join,'),
@@ -103,11 +85,8 @@ WRONG = [
         ["simulate", "-p", "bsp", "--scenario", "c.toml"],
         "unrecognized arguments: --scenario; the cluster is an argument, not a flag: paceline simulate CLUSTER.toml",
     ),
-    (["check", "run", ""], "unrecognized arguments: ; see paceline check --help"),
-    (["--worker", "4"], "see paceline --help"),
     (["run", "--bound", "3", "train.py"], "--bound (bound is a protocol's parameter: -p ssp:bound=3); see"),
     (["simulate", "--group-size", "3"], "(group_size is a protocol's parameter: -p ripples:group_size=3); see"),
-    (["check", "--bound", "3", "run"], "unrecognized arguments: --bound"),
     (["train.py"], 'unknown command "train.py"; to train with that script: paceline run train.py'),
     (
         ["run", "-p", "asp", "-p", "bsp", "train.py"],
@@ -115,17 +94,12 @@ WRONG = [
     ),
     (["run", "--target", "accuracy", "train.py"], "or the shell takes the sign away: --target 'accuracy>=0.9'"),
     (["run", "--out", "run", "train.py"], "--out run holds a run already; name another folder, or remove this one"),
-    (["run", "--out", "full", "train.py"], "--out full is not an empty folder; name another one"),
-    (["run", "--scenario", "none.toml", "train.py"], "none.toml: there is no such file; give the path of a scenario"),
     (["run", "--scenario", "not.toml", "train.py"], "not.toml: line 1 is not valid TOML"),
     (
         ["run", "-n", "2", "--scenario", "index.toml", "train.py"],
         "index.toml: worker table 1: index is 2; with 2 workers it must be from 0 to 1",
     ),
     (["run", *LISTENS, "--hosts", "3:2", "train.py"], "it begins with more hosts than there may be; write the lower"),
-    (["run", *LISTENS, "--hosts", "0:2", "train.py"], '--hosts is "0"; it must be a whole number, 1 or more'),
-    (["run", *LISTENS, "--hosts", "2:", "train.py"], '--hosts is ""; it must be a whole number, 2 or more'),
-    (["run", *LISTENS, "--hosts", "2:65", "train.py"], '--hosts is "65"; it must be a whole number, 64 or less'),
     (["run", *LISTENS, "train.py"], "--listen waits for other hosts: say how many there are"),
     (["run", *TWO, "-p", "ddp", "train.py"], "--listen: ddp runs on one host only"),
     (["run", *TWO, "--emulate-hosts", "2", "train.py"], "give one of the two"),
@@ -141,7 +115,6 @@ WRONG = [
     (["join", "7117"], 'HEAD:PORT is "7117"; write an address and a port'),
     (["join", "--wait", "127.0.0.1:7117"], "--wait takes 127.0.0.1:7117 for its seconds; write --wait after HEAD:PORT"),
     (["join", "127.0.0.1:7117", "--name", "a/b"], "--name is 'a/b'; write 1 to 64 printable characters, no /"),
-    (["join", "127.0.0.1:7117", "-n", "-1"], '-n is "-1"; it must be a whole number, 0 or more'),
 ]
 
 
@@ -236,24 +209,6 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("-n", "2"),
         'the gradient of "weight" is sparse; only dense gradients can be pushed: build its layer with sparse=False',
     ),
-    "workers with different models": (
-        training(before="model = nn.Linear(4, 2 + me)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"),
-        ("-n", "2"),
-        "worker 1 differs from worker 0: it has weight: float32[3, 4] in group 0, the other has "
-        "weight: float32[2, 4] in group 0; every worker must build the same model and optimizer",
-    ),
-    "hosts with different files": (
-        training(
-            before="""
-            os.makedirs(os.path.join(sys.path[0], "parts"), exist_ok=True)
-            with open(os.path.join(sys.path[0], "parts", "layers.py"), "w") as file:
-                file.write(f"here = {me}")  # worker 1 begins when worker 0 has come to prepare
-            import parts.layers
-            """
-        ),
-        ("--emulate-hosts", "2", "-n", "1"),
-        "host node-1: parts/layers.py differs from the head's; copy the same files to all hosts",
-    ),
     "too little memory": (
         training(
             before="""
@@ -264,7 +219,7 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
             """
         ),
         ("-n", "1"),
-        "bytes of memory",
+        "; use fewer workers or a smaller model",
     ),
 }
 
@@ -293,12 +248,6 @@ def test_what_a_script_asks_wrongly_is_one_line_and_2_and_leaves_nothing(name: s
     assert run.code == 2
     assert run.out == ""
     assert not run.folder.exists()
-    if name == "too little memory":
-        found = re.search(r" needs ([0-9,]+) bytes of memory .* and there are ([0-9,]+); ", line)
-        assert found
-        needed, there = (int(number.replace(",", "")) for number in found.groups())
-        assert needed > there > 0
-        assert "use fewer workers or a smaller model" in line
 
 
 # --- runs that fail: 3

@@ -2,60 +2,49 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from paceline.cli.main import main
 from paceline.display.tensorboard import TensorBoard
 from support.launch import Launch
 from support.scripts import training
 
-
-class Writer:
-    """Stands in for torch's."""
-
-    made: Mapping[str, Writer] = {}
-
-    def __init__(self, folder: str) -> None:
-        self.scalars: list[tuple[Any, ...]] = []
-        self.closed = False
-        Writer.made = {**Writer.made, folder: self}
-
-    def add_scalar(self, name: str, value: float, step: int, walltime: float | None = None) -> None:
-        self.scalars.append((name, value, step, walltime))
-
-    def close(self) -> None:
-        self.closed = True
+Read = dict[str, dict[str, list[tuple[float, int, float]]]]
 
 
-def test_each_worker_has_a_folder_and_versions_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in: Any = ModuleType("torch.utils.tensorboard")
-    stand_in.SummaryWriter = Writer
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
-    board, before = TensorBoard(Path("run")), time.time()
+def read(folder: Path) -> Read:
+    """By writer and name: what TensorBoard shows."""
+    found: Read = {}
+    for one in (folder / "tensorboard").iterdir():
+        events = EventAccumulator(str(one))
+        events.Reload()
+        found[one.name] = {
+            tag: [(shown.wall_time, shown.step, shown.value) for shown in events.Scalars(tag)]
+            for tag in events.Tags()["scalars"]
+        }
+    return found
+
+
+def test_values_are_shown_by_worker_and_step_or_by_version_at_the_moment_at_which_it_was_made(tmp_path: Path) -> None:
+    board, before = TensorBoard(tmp_path), time.time()
     board.logged(1, 4, {"loss": 0.5, "norm": 2.0})
     board.logged(0, 4, {"loss": 0.25})
-    board.logged(1, 5, {"loss": 0.125})
     board.evaluated(8, 100.0, {"accuracy": 0.75})
     board.close()
-    made = Writer.made
-    assert made["run/tensorboard/worker-1"].scalars == [
-        ("loss", 0.5, 4, None),
-        ("norm", 2.0, 4, None),
-        ("loss", 0.125, 5, None),
-    ]
-    assert made["run/tensorboard/worker-0"].scalars == [("loss", 0.25, 4, None)]
-    ((*what, walltime),) = made["run/tensorboard/versions"].scalars
-    assert what == ["accuracy", 0.75, 8]
-    assert walltime is not None
-    assert before - 100 <= walltime <= time.time() - 100, "when it was made, not when it was evaluated"
-    assert all(writer.closed for writer in made.values())
+    shown = read(tmp_path)
+    ((at, step, value),) = shown["versions"].pop("accuracy")
+    assert (step, value) == (8, 0.75)
+    assert before - 100 <= at <= time.time() - 100
+    values = {(name, tag): [one[1:] for one in rows] for name, tags in shown.items() for tag, rows in tags.items()}
+    assert values == {
+        ("worker-0", "loss"): [(4, 0.25)],
+        ("worker-1", "loss"): [(4, 0.5)],
+        ("worker-1", "norm"): [(4, 2.0)],
+    }
 
 
 def test_without_the_package_it_is_one_line_and_2_before_anything_is_made(
@@ -70,18 +59,10 @@ def test_without_the_package_it_is_one_line_and_2_before_anything_is_made(
 
 
 def test_tensorboard_reads_what_was_logged_and_evaluated(launch: Launch) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     script = training("paceline.log(loss=step)", before="def evaluate(model): return {'half': 0.5}")
     run = launch.run(script, "-p", "bsp", "--tensorboard").completed()
-    read = {}
-    for folder in sorted((run.folder / "tensorboard").iterdir()):
-        found = EventAccumulator(str(folder))
-        found.Reload()
-        read[folder.name] = {tag: [one.value for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
-    logged = {
-        f"worker-{worker}": {"loss": [value for (value,) in run.rows(query, worker)]}
-        for worker in range(2)
-        if (query := "SELECT value FROM scalars WHERE worker = ? ORDER BY step")
-    }
-    assert read == {**logged, "versions": {"half": [0.5] * len(run.summary["evaluations"])}}
+    shown = read(run.folder)
+    assert [value for _, _, value in shown["versions"]["half"]] == [0.5] * len(run.summary["evaluations"])
+    for worker in range(2):
+        rows = run.rows("SELECT step, value FROM scalars WHERE worker = ? ORDER BY step", worker)
+        assert [(step, value) for _, step, value in shown[f"worker-{worker}"]["loss"]] == rows

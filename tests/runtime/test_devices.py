@@ -33,34 +33,12 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "7,8")
 
 
-def test_a_worker_that_begins_again_has_the_same_device(launch: Launch) -> None:
-    text = "import os\n" + SEEN + training(
-        """
-        mark = Path(__file__).parent / "died"
-        if me == 1 and step == 2 and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        """,
-        epochs=1,
-    )  # fmt: skip
-    run = launch.run(text, "-n", "2", "-p", "asp", "--threads", "1", "--tee", "all", "--restart", "1").completed()
-    assert [line for line in run.log(1).splitlines() if line.startswith("device ")] == ["device '8'"] * 2
-
-
 def test_workers_of_several_hosts_are_numbered_through_and_each_host_deals_out_its_own(launch: Launch) -> None:
     flags = ("--emulate-hosts", "2", "-n", "3", "-p", "asp", "--threads", "1", "--tee", "all")
     run = launch.run(script(), *flags).completed()
     assert seen(run, 6) == ["7", "8", "7", "8", "7", "8"]
     hosts = tomllib.loads((run.folder / "config.toml").read_text())["environment"]["hosts"]
     assert [host["devices"] for host in hosts.values()] == [2, 2]
-
-
-@pytest.mark.long
-def test_workers_under_ddp_have_their_devices_too(launch: Launch) -> None:
-    run = launch.run(script(), "-n", "2", "-p", "ddp", "--threads", "1", "--devices", "cpu,1")
-    assert run.code == 0, run.err
-    assert "device ''" in run.out
-    assert run.log(1).splitlines()[0] == "device '8'"
 
 
 def test_a_run_made_again_by_its_configuration_and_a_resumed_one_ask_for_the_same_devices(launch: Launch) -> None:

@@ -52,23 +52,3 @@ def test_with_on_divergence_continue_the_run_completes_and_says_it_once(launch: 
     assert run.summary["error"] is None
     assert run.summary["steps"] == 2 * 16
     assert run.final()["weight"].isnan().any()
-
-
-SCALED = """
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)  # which would look for infinities itself
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-"""
-
-
-def test_a_step_that_a_grad_scaler_skips_is_no_divergence(launch: Launch) -> None:
-    script = training("scale = float('inf') if step == 3 else 1.0", before=SCALED)
-    plain = "loss.backward()", "optimizer.step()"
-    scaled = "scaler.scale(loss * scale).backward()", "scaler.step(optimizer); scaler.update()"
-    for theirs, ours in zip(plain, scaled, strict=True):
-        assert script.count(theirs) == 1
-        script = script.replace(theirs, ours)
-    run = launch.run(script, "-n", "2", "-p", "asp", "--shards", "static").completed()
-    assert said(run) == []
-    assert run.summary["outcome"] == "completed"
-    assert run.summary["steps"] == 2 * 15, "each worker skips one of 16"
-    assert all(tensor.isfinite().all() for tensor in run.final().values())

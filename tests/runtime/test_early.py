@@ -18,37 +18,21 @@ from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.summary import Tally
 from support.launch import Launch
+from support.scripts import training
 from support.suites import each
 
-SCRIPT = """
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
-
-torch.manual_seed(0)
-x = torch.randn(64, 4)
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)
-if "before" in sys.argv:
-    paceline.stop("too early")
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=40)
-for epoch in paceline.epochs(40):
-    for x, y in loader:
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    if epoch == 3 and paceline.worker() == 0:
+LEAVES = """
+    if epoch == 3 and me == 0:
         if "stop" in sys.argv:
             paceline.stop("no  gain for\\n3 epochs")
         break
-paceline.finish()
-print("ends with", sum(p.double().sum().item() for p in model.parameters()))
 """
+SCRIPT = training(
+    before='if "before" in sys.argv: paceline.stop("too early")',
+    each_epoch=LEAVES,
+    after='paceline.finish()\nprint("ends with", sum(p.double().sum().item() for p in model.parameters()))',
+    epochs=40,
+).replace("in range(40)", "in paceline.epochs(40)")
 TESTED = ("bsp", "ad-psgd")
 
 

@@ -126,14 +126,6 @@ def test_a_run_without_a_snapshot_is_put_aside(launch: Launch) -> None:
     assert sorted(Path("runs").iterdir()) == [run, run.with_name(f"{run.name}-aside-1")]
 
 
-def test_a_folder_of_somebody_elses_is_left_alone(launch: Launch) -> None:
-    Path("mine").mkdir()
-    Path("mine/notes").write_text("mine")
-    line = refused(launch, pytorchjob_at(free_port())(0), *WORDS, "--out", "mine", "train.py")
-    assert "--out mine is not an empty folder" in line
-    assert Path("mine/notes").read_text() == "mine"
-
-
 def test_a_host_that_does_not_see_the_heads_folder_says_what_that_means(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

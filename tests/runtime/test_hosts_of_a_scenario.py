@@ -21,11 +21,6 @@ TABLES = Scenario(
 )
 
 
-def test_tables_say_how_many_hosts_and_workers_there_are() -> None:
-    assert settled(TABLES, None) == (TABLES, 3, 2)
-    assert settled(TABLES, None, hosts=2)[1:] == (3, 2)
-
-
 @pytest.mark.parametrize(
     ("scenario", "workers", "hosts", "told"),
     [

@@ -15,7 +15,6 @@ from paceline.cli import main
 from paceline.core.facts import TrainingBegan
 from paceline.errors import RunFailed
 from paceline.files import traced, unforeseen
-from paceline.host.events import WorkerEnded
 from paceline.ipc import messages
 from paceline.ipc.processes import fork_child
 from paceline.records.ledger import Ledger
@@ -115,16 +114,6 @@ def test_of_the_head_of_a_run(launch: Launch) -> None:
     assert run.summary["error"].endswith(f", traceback in {file}; please report it")
     assert "AttributeError: " in file.read_text()
     assert str(file) in "".join(line.strip() for line in (run.out + run.err).splitlines())
-
-
-def test_of_what_the_head_does_with_a_host_s_message(folder: Path) -> None:
-    from host.test_other_hosts import Several
-
-    several, why = Several(), list[str]()
-    several.directory.amiss = lambda host, said: why.append(said)
-    several.hosts.reports._report = boom
-    several.say(WorkerEnded(2, 0))
-    named(why[0])
 
 
 def test_of_a_process_that_is_forked_such_as_the_one_that_moves_data(

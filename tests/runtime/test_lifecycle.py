@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from paceline.coordinator.lifecycle import Closing, Gathering, Training
+from paceline.coordinator.run_state import RunState
 from paceline.core.facts import GradientReady, ParametersTaken, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
 from paceline.host.events import ProcessLost
 from paceline.ipc import messages
-from paceline.ipc.processes import NoProcess
 from paceline.scenario.scenario import Kill, Scenario
 from support.run_state import OFFER, Stage
 
@@ -131,31 +131,6 @@ def test_a_worker_that_dies_while_the_store_is_set_up_and_comes_back_is_waited_f
     assert stage.crew.take() == [(0 if forks else 1, "Start")]
     stage.crew.hear(0 if forks else 1, OFFER)
     assert stage.crew.take() == ([(0, "ForkStore")] if forks else [(0, "Begin"), (1, "Begin")])
-
-
-def test_a_worker_that_can_not_be_started_again_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_process(workers: Sequence[int]) -> None:
-        raise NoProcess("by the test")
-
-    stage = gathered(Stage(tmp_path, workers=2, restart=1))
-    monkeypatch.setattr(stage.crew, "start", no_process)
-    stage.crew.gone(1, KILLED)
-    stage.loop.hear("the store", READY)
-    stage.crew.take()
-    come_back(stage)
-    assert stage.crew.take() == [(0, "Begin")]
-
-
-def test_a_worker_that_dies_once_more_on_its_way_to_a_store_that_is_there_holds_nobody_up(tmp_path: Path) -> None:
-    stage = gathered(Stage(tmp_path, workers=2, restart=1))
-    stage.crew.gone(1, KILLED)
-    come_back(stage)
-    stage.loop.hear("the store", READY)
-    stage.crew.take()
-    stage.crew.gone(1, KILLED)
-    assert stage.crew.take() == [(0, "Begin")]
 
 
 def test_a_script_that_ends_without_prepare_fails_the_run(tmp_path: Path) -> None:
@@ -385,21 +360,6 @@ def test_once_no_worker_trains_none_comes_back(tmp_path: Path) -> None:
     assert stage.run_state.members[1].stage == stage.run_state.members[2].stage == "gone"
 
 
-def test_a_run_whose_workers_have_all_died_has_failed(tmp_path: Path) -> None:
-    stage = training(Stage(tmp_path, workers=2))
-    for worker in range(2):
-        stage.crew.gone(worker, KILLED)
-    assert [at for _, _, at in stage.output.died_of] == ["; the others go on", ""]
-    stage.run_state.happened.clear()
-    assert not stage.coordinator.ended(), "its last version is being written"
-    record = stage.loop.lines["the store"].sent[-1]
-    assert isinstance(record, messages.store.Record)
-    Path(record.file).write_bytes(b"")
-    stage.loop.hear("the store", messages.store.VersionRecorded(0, "sha"))
-    assert stage.coordinator.ended()
-    assert stage.run_state.shutdown.error == "all workers died"
-
-
 def test_a_run_that_is_to_end_at_once_waits_for_no_version(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path))
     stage.run_state.shutdown.interrupt(2, signal.SIGINT)
@@ -445,3 +405,43 @@ def test_a_worker_that_came_back_packs_for_snapshots_only_once_a_gradient_of_it_
     stage.run_state.tell(GradientReady(worker=1, step=0, version=0, samples=None, at=0.0))
     stage.run_state.snapshots.ask([member])
     assert stage.crew.take() == [(1, "Keep")]
+
+
+# --- scripts that have ended, and processes of theirs that go on
+
+STOPS: dict[str, Callable[[RunState], None]] = {
+    "a failure": lambda run: run.shutdown.fail("worker 1 died"),
+    "an interrupt": lambda run: run.shutdown.interrupt(1, signal.SIGTERM),
+    "evaluate() that raises": lambda run: run.evaluation.give_up("evaluate() raised"),
+    "a limit": lambda run: run.shutdown.conclude(),
+    "nothing": lambda run: None,
+}
+
+
+def outlives_its_script(stage: Stage) -> list[int]:
+    """Let the workers' processes go, and wait for longer than any grace. Return those that are killed."""
+    stage.run_state.members.ends(0)
+    stage.coordinator.ended()
+    stage.loop.pass_time()
+    return stage.crew.killed
+
+
+@pytest.mark.parametrize("why", STOPS)
+def test_what_a_script_has_started_is_ended_some_time_after_the_run_is_told_to_stop(why: str, tmp_path: Path) -> None:
+    """In a run that is completed it may go on for ever."""
+    stage = Stage(tmp_path)
+    STOPS[why](stage.run_state)
+    assert outlives_its_script(stage) == ([] if why == "nothing" else [0])
+
+
+def test_a_worker_that_evaluates_after_a_limit_is_not_ended_before_it_is_let_go(tmp_path: Path) -> None:
+    """Its script has ended in time; recorded versions may take longer than that."""
+    stage = Stage(tmp_path)
+    (tmp_path / "versions" / "00000001.safetensors").touch()
+    stage.run_state.versions.hashes[1] = "its checksum"
+    stage.run_state.shutdown.conclude()
+    stage.run_state.members.ends(0)
+    stage.run_state.evaluation.after_training(wanted=True)
+    assert outlives_its_script(stage) == []
+    stage.run_state.evaluation.done()
+    assert outlives_its_script(stage) == [0]

@@ -159,17 +159,15 @@ def test_a_script_with_a_handler_gets_the_signal_and_goes_on_after_its_loops(
 
 
 def test_the_second_signal_ends_every_process_at_once() -> None:
+    """Also if both come together."""
+    run = Run()
+    run.shutdown.interrupt(2, signal.SIGINT)
+    assert run.killed == [0, 1]
     run = Run()
     run.shutdown.interrupt(1, signal.SIGINT)
     assert (run.killed, run.shutdown.at_once) == ([], False)
     run.shutdown.interrupt(1, signal.SIGINT)
     assert (run.killed, run.shutdown.at_once) == ([0, 1], True)
-
-
-def test_two_signals_that_come_together_end_every_process_at_once() -> None:
-    run = Run()
-    run.shutdown.interrupt(2, signal.SIGINT)
-    assert run.killed == [0, 1]
 
 
 def test_a_signal_after_a_limit_shortens_the_time_that_scripts_have() -> None:
@@ -217,22 +215,23 @@ def test_workers_are_told_to_stop_once_what_comes_before_is_done() -> None:
 
 
 @pytest.mark.parametrize(
-    "again", [lambda ending: ending.interrupt(1, signal.SIGINT), lambda ending: ending.fail("a disk is full")]
+    ("stops", "how"),
+    [
+        ([Shutdown.conclude, lambda ending: ending.interrupt(1, signal.SIGINT)], GENTLY),
+        ([Shutdown.conclude, lambda ending: ending.fail("a disk is full")], GENTLY),
+        ([lambda ending: ending.fail("a disk is full")], AT_ONCE),
+        ([lambda ending: ending.diverge("NaN")], AT_ONCE),
+    ],
+    ids=["interrupted as it ends", "failed as it ends", "failed", "diverged"],
 )
-def test_a_run_that_is_stopped_once_more_waits_for_nothing(again: Callable[[Shutdown], None]) -> None:
+def test_a_run_that_is_stopped_once_more_or_does_not_end_well_waits_for_nothing(
+    stops: list[Callable[[Shutdown], None]], how: tuple[bool, bool]
+) -> None:
     run = Run()
     run.before = lambda go_on: None
-    run.shutdown.conclude()
-    again(run.shutdown)
-    assert run.stopped == told(GENTLY)
-
-
-@pytest.mark.parametrize("end", [lambda ending: ending.fail("a disk is full"), lambda ending: ending.diverge("NaN")])
-def test_a_run_that_does_not_end_well_waits_for_nothing(end: Callable[[Shutdown], None]) -> None:
-    run = Run()
-    run.before = lambda go_on: None
-    end(run.shutdown)
-    assert run.stopped == told(AT_ONCE)
+    for stop in stops:
+        stop(run.shutdown)
+    assert run.stopped == told(how)
 
 
 def test_a_run_that_loses_a_host_as_it_ends_well_has_its_scripts_left_at_once() -> None:
