@@ -1,9 +1,11 @@
-"""Hosts that leave in good order, as the head goes about it: whose step is awaited, and when the host goes."""
+"""Workers that hold up a host which leaves in good order, and the signals that ask it to.
+
+When workers leave, ranges move and the host goes is for the histories of `tests/cluster`.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock, call
 
@@ -13,11 +15,10 @@ from paceline.coordinator.agent import _interrupted
 from paceline.coordinator.drain import Drain
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.shutdown import GRACE
-from paceline.core.shards import Shard
 from paceline.ipc import messages
 
 SECONDS = 10.0
-STOP, EXIT = messages.worker.StopTraining(at_once=True, interrupted=False), messages.worker.Exit()
+STOP = messages.worker.StopTraining(at_once=True, interrupted=False)
 
 
 class Run:
@@ -25,7 +26,6 @@ class Run:
 
     def __init__(self) -> None:
         self.coming: dict[int, tuple[int, ...]] = {}
-        self.left: list[int] = []
         self.told: list[tuple[int, messages.Message]] = []
         self.killed: list[int] = []
         self.departing, self.ledger, self.loop, self.say = Mock(), Mock(), Mock(), Mock()
@@ -42,7 +42,6 @@ class Run:
     def _leave(self, member: Member, how: str) -> None:
         assert how == "drained"
         self.members.leaves(member.worker, how)  # type: ignore[arg-type]
-        self.left.append(member.worker)
 
     def asked(self) -> None:
         self.draining.asked("b")
@@ -59,71 +58,6 @@ class Run:
             self.members.goes(worker)
         self.draining.go_on()
 
-    @property
-    def moved(self) -> Callable[..., None]:
-        """What is called once the range has moved."""
-        (said,) = self.departing.move.call_args_list
-        host, done = said.args
-        assert host == "b"
-        return done  # type: ignore[no-any-return]
-
-
-def test_a_worker_leaves_once_its_step_is_computed_and_its_update_has_arrived_even_if_it_is_in_the_next() -> None:
-    run = Run()
-    run.members[1].step, run.members[2].step = 4, 7
-    run.asked()
-    assert run.left == []
-    run.members[1].step, run.coming[1] = None, (4,)
-    run.draining.go_on()
-    assert run.left == []
-    run.members[1].step, run.coming[1] = 5, ()
-    run.draining.go_on()
-    assert (run.left, run.told) == ([1], [(1, STOP)])
-    run.members[2].step = None
-    run.draining.go_on()
-    assert (run.left, run.told) == ([1, 2], [(1, STOP), (2, STOP)])
-
-
-def test_a_worker_that_waits_leaves_at_once_and_once_and_others_of_other_hosts_stay() -> None:
-    run = Run()
-    run.asked()
-    run.asked()
-    assert run.left == [1, 2]
-    assert run.members[0].trains
-    run.say.reset_mock()
-    run.after(SECONDS)
-    assert run.killed == []
-    assert not run.say.called
-
-
-def test_a_range_moves_once_the_last_worker_is_gone_and_then_the_host_goes() -> None:
-    run = Run()
-    run.asked()
-    run.members.ends(1)
-    run.draining.go_on()
-    run.draining.go_on()
-    assert run.told.count((1, EXIT)) == 1
-    run.gone(1)
-    assert not run.departing.move.called
-    run.gone(2)
-    run.draining.go_on()
-    moved = run.moved
-    assert run.members[1].waits == ("drain", "b")
-    assert not run.departing.goes.called
-    moved([Shard("head", 0, 90)], 7)
-    assert run.members[1].waits is None
-    run.ledger.note.assert_called_once_with("moves", [(7, {"head": [0, 90]})])
-    run.departing.goes.assert_called_once_with("b")
-
-
-def test_a_host_without_a_range_goes_and_nothing_is_noted() -> None:
-    run = Run()
-    run.asked()
-    run.gone(1, 2)
-    run.moved((), 0)
-    assert not run.ledger.note.called
-    run.departing.goes.assert_called_once_with("b")
-
 
 def test_a_worker_that_has_finished_before_is_told_to_stop_and_its_end_is_no_death() -> None:
     run = Run()
@@ -134,14 +68,6 @@ def test_a_worker_that_has_finished_before_is_told_to_stop_and_its_end_is_no_dea
     assert run.members[1].left == "finished"
     assert run.draining.sees_off(1)
     assert not run.draining.sees_off(0)
-
-
-def test_a_worker_that_comes_to_prepare_only_now_is_ended() -> None:
-    run = Run()
-    run.members[1].stage = "starting"
-    run.asked()
-    assert run.killed == [1]
-    assert run.draining.sees_off(1)
 
 
 def test_a_worker_whose_script_outlasts_its_grace_is_ended() -> None:
