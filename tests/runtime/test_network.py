@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.facts import ParametersTaken, ReduceFinished, UpdateArrived
+from paceline.core.facts import ParametersTaken, UpdateArrived
 from paceline.records.ledger import read_facts
 from paceline.scenario.links import ClusterLinks
 from paceline.scenario.scenario import Network, Scenario
@@ -19,7 +19,6 @@ from support.scripts import training
 
 pytestmark = pytest.mark.real_run
 
-SECONDS = 0.02  # a message alone on the link
 LATENCY = 0.001
 SCENARIOS = {
     "network": """
@@ -52,10 +51,8 @@ SCENARIOS = {
 INCAST = 0.8
 MADE = {
     "asp": ("asp", "4", "network"),
-    "hsp": ("hsp", "4", "network"),
     "asp overlapped": ("asp", "2", "overlapped"),
     "ps-plus overlapped": ("ps-plus", "2", "overlapped"),
-    "all-reduce": ("all-reduce", "2", "network"),
     "ad-psgd": ("ad-psgd", "4", "nodes"),
     "without": ("asp", "2", None),
 }
@@ -89,14 +86,13 @@ def transfers(ended: Run) -> list[Row]:
     )
 
 
-@pytest.mark.parametrize("protocol", ["asp", "hsp"])
-def test_every_transfer_ends_when_the_model_says_that_it_does(protocol: str, runs: Runs) -> None:
+def test_every_transfer_ends_when_the_model_says_that_it_does(runs: Runs) -> None:
     """The model is fed with the beginnings alone.
 
     A worker that leaves may cut off a pull, which the others' transfers have shared the link with and no row tells of.
     So only what ended before any worker's last push is compared.
     """
-    rows = transfers(runs[protocol].result())
+    rows = transfers(runs["asp"].result())
     assert {row[1] for row in rows} == {"push", "pull"}
     network, ends = Network(bandwidth=50e6, latency=LATENCY, incast=INCAST), list[float]()
     links = ClusterLinks[None](Scenario(network=network), 4)
@@ -112,9 +108,8 @@ def test_every_transfer_ends_when_the_model_says_that_it_does(protocol: str, run
     assert sorted(end for end in ends if end < whole) == pytest.approx(told, rel=1e-12)
 
 
-@pytest.mark.parametrize("protocol", ["asp", "hsp"])
-def test_the_facts_have_the_model_s_times_and_follow_each_other_in_time(protocol: str, runs: Runs) -> None:
-    ended = runs[protocol].result()
+def test_the_facts_have_the_model_s_times_and_follow_each_other_in_time(runs: Runs) -> None:
+    ended = runs["asp"].result()
     facts = [fact for fact, _ in read_facts(ended.folder / "ledger.sqlite")]
     assert [fact.at for fact in facts] == sorted(fact.at for fact in facts)
     arrived = {(fact.worker, fact.step, fact.at) for fact in facts if isinstance(fact, UpdateArrived)}
@@ -135,20 +130,6 @@ def test_where_the_worker_computes_on_a_transfer_costs_it_nothing(runs: Runs) ->
     assert shares["ps-plus"] < 0.5
 
 
-def test_an_average_of_two_takes_a_ring_s_time_on_their_links(runs: Runs) -> None:
-    """The scenario says nothing of nodes: each worker has a link as fast as the store's."""
-    ended = runs["all-reduce"].result()
-    rows = transfers(ended)
-    assert [row[:4] for row in rows] == [
-        (worker, "average", group, 1_000_000) for group in range(len(rows) // 2) for worker in range(2)
-    ]
-    assert len(rows) == 2 * 16
-    for *_, began, there, delivered in rows:
-        assert there - began == pytest.approx(SECONDS + 2 * LATENCY, rel=1e-9)
-        assert delivered >= there
-    assert "averages of all-reduce go over a link of each worker, as fast as the store's" in ended.err
-
-
 def test_every_average_ends_when_the_model_says_that_it_does(runs: Runs) -> None:
     """Pairs across the two nodes share their links. The model is fed with the beginnings alone."""
     pairs: dict[int, list[Row]] = {}
@@ -164,19 +145,6 @@ def test_every_average_ends_when_the_model_says_that_it_does(runs: Runs) -> None
     while (flow := links.finish(math.inf)) is not None:
         ends[flow.what] = flow.ended
     assert ends == {group: pytest.approx(pair[0][5], rel=1e-12) for group, pair in pairs.items()}
-
-
-@pytest.mark.parametrize("name", ["all-reduce", "ad-psgd"])
-def test_an_average_has_the_model_s_time_unless_its_shares_were_made_later(name: str, runs: Runs) -> None:
-    ended = runs[name].result()
-    there = {row[2]: (row[5], row[6]) for row in transfers(ended)}
-    facts = [fact for fact, _ in read_facts(ended.folder / "ledger.sqlite")]
-    assert [fact.at for fact in facts] == sorted(fact.at for fact in facts)
-    averaged = {fact.group: fact.at for fact in facts if isinstance(fact, ReduceFinished)}
-    assert averaged.keys() <= there.keys()
-    for group, at in averaged.items():
-        end, delivered = there[group]
-        assert at == end or at >= delivered >= end
 
 
 def test_without_a_network_nothing_is_paced(runs: Runs) -> None:

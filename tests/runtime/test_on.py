@@ -4,53 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import signal
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from support.events import said
 from support.launch import Launch
-from support.runs import Run, ended
+from support.machines import SAMPLES, WAITS, assert_no_token, await_workers, refused
+from support.runs import ended
 from support.scripts import that_resumes, training
 from support.sound import right
 from support.sshd import Sshd
-
-SAMPLES = 2 * 64
-WAITS = """
-from pathlib import Path
-there = Path(__file__).parent
-if step == 2:
-    (there / f"at-{me}").touch()
-    while not (there / "go-on").exists(): time.sleep(0.05)
-"""
-"""Notes that the worker is in its third step, where all wait until they are to go on."""
 
 
 def on(server: Sshd, hosts: str, before: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Flags of a run with one worker here, and with these hosts. `before` is what executes ssh."""
     flags = "--name", "head", "-n", "1", "--threads", "1", "-p", "asp"
     return "--on", hosts, "--ssh", shlex.join([*before, *server.ssh]), *flags
-
-
-def await_workers(launch: Launch, *workers: int) -> None:
-    deadline = time.monotonic() + 60
-    while not all((launch.tmp_path / f"at-{worker}").exists() for worker in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def refused(run: Run, *words: str) -> None:
-    """It was refused in one line, which has these words, and left no folder."""
-    assert run.code == 2, run.err
-    (line,) = [line for line in run.err.splitlines() if " has come" not in line]
-    assert all(word in line for word in words), line
-    assert not run.folder.exists()
 
 
 def test_machines_take_part_with_workers_of_their_own(launch: Launch, server: Sshd) -> None:
@@ -101,12 +75,6 @@ os.execvp(words[0], words)
 """Stands for a machine that lacks something: what is executed there is another path. ssh's own words stay."""
 
 
-def test_what_a_machine_lacks_is_named_by_the_head(launch: Launch, server: Sshd) -> None:
-    wrapper = sys.executable, "-c", ELSEWHERE, f"cd {os.getcwd()}", "cd /not/there"
-    run = launch.run(training(), *on(server, "ssh:a", wrapper))
-    refused(run, f"host a has no folder {os.getcwd()}")
-
-
 @pytest.mark.parametrize("sends", [False, True])
 def test_a_machine_with_another_script_is_refused_and_one_without_the_folder_is_sent_it(
     sends: bool, launch: Launch, server: Sshd
@@ -145,9 +113,7 @@ def test_agents_end_with_the_head_and_have_the_token_to_themselves(
 ) -> None:
     process = launch.start(training(WAITS), *on(server, "ssh:a,b"))
     await_workers(launch, 0, 1, 2)
-    for one in launch.traces[-1].processes():
-        for what in "cmdline", "environ":
-            assert not re.search(rb"paceline_[0-9a-f]{64}", Path(f"/proc/{one}/{what}").read_bytes())
+    assert_no_token(launch.traces[-1].processes())
     os.kill(process.pid, end)
     (launch.tmp_path / "go-on").touch()
     assert ended(process).code == (130 if end == signal.SIGINT else -signal.SIGKILL)

@@ -57,14 +57,6 @@ def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: st
     assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("protocol", sorted(registry()))
-def test_a_run_on_a_device_is_made_again_in_memory_to_the_same_bits(protocol: str, tmp_path: Path) -> None:
-    flags = (*THREE, "-p", protocol)
-    there = run(that_draws(DIES), *flags, tmp_path=tmp_path, first=ON_DEVICE.format(seed=11)).completed()
-    assert broken_replay(there) == []
-
-
 IN_A_COPY = [
     (way, protocol) for way in ("take", "bring_bytes") for protocol in ("bsp", "all-reduce", "ps-plus", "ripples")
 ]

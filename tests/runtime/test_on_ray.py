@@ -6,38 +6,27 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from support.cluster_examples import command, lay_out, small
 from support.launch import Launch
+from support.machines import SAMPLES, WAITS, assert_no_token, await_workers, refused
 from support.nursery import Process
 from support.rays import RayCluster
-from support.runs import Run, ended
+from support.runs import ended
 from support.scripts import training
 from support.sound import right
 
-SAMPLES = 2 * 64
-WAITS = """
-from pathlib import Path
-there = Path(__file__).parent
-(there / f"at-{me}").touch()
-while not (there / "go-on").exists(): time.sleep(0.05)
-"""
-"""Notes that the worker is in its first step, where all wait until they are to go on."""
 SLOWLY = """
 from pathlib import Path
 there = Path(__file__).parent
 (there / f"at-{me}").touch()
 time.sleep(0.0 if (there / "go-on").exists() else 0.2)
 """
-"""Notes the same, and goes on slowly: who comes is given what another worker has, between two of its steps."""
+"""Notes where a worker is, and goes on slowly: who comes is given what another worker has, between two of its steps."""
 
 
 def on(cluster: RayCluster, hosts: str = "3", *, protocol: str = "asp") -> tuple[str, ...]:
@@ -53,18 +42,6 @@ def until(so: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def await_workers(launch: Launch, *workers: int) -> None:
-    until(lambda: all((launch.tmp_path / f"at-{worker}").exists() for worker in workers))
-
-
-def refused(run: Run, *words: str) -> None:
-    """It was refused in one line, which has these words, and left no folder."""
-    assert run.code == 2, run.err
-    (line,) = run.err.splitlines()
-    assert all(word in line for word in words), line
-    assert not run.folder.exists()
-
-
 def test_nodes_of_a_cluster_take_part_each_with_an_agent(launch: Launch, ray_cluster: RayCluster) -> None:
     run = launch.run(training(before="print('I am', me)"), *on(ray_cluster), "--tee", "all").completed()
     ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
@@ -72,22 +49,6 @@ def test_nodes_of_a_cluster_take_part_each_with_an_agent(launch: Launch, ray_clu
     assert run.summary["samples"] == SAMPLES
     right(run)
     assert all(f"[worker {worker}] I am {worker}\n" in run.out for worker in range(3))
-    until(lambda: not ray_cluster.agents())
-
-
-@pytest.mark.long
-def test_a_program_runs_on_a_cluster_too(launch: Launch, ray_cluster: RayCluster) -> None:
-    (launch.tmp_path / "train.py").write_text(training())
-    program = f"""
-import paceline
-run = paceline.run("train.py", on="ray", address={ray_cluster.address!r}, hosts=2, workers=1, threads=1, quiet=True)
-print(run.status, len(run.summary["per_host"]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=launch.tmp_path, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "completed 2"
     until(lambda: not ray_cluster.agents())
 
 
@@ -119,10 +80,7 @@ def test_agents_end_with_the_head_and_have_the_token_to_themselves(
     await_workers(launch, 0, 1, 2)
     there = [*launch.traces[-1].processes(), *ray_cluster.traces.processes()]
     assert len(there) > 4
-    for one in there:
-        for what in "cmdline", "environ":
-            with suppress(OSError):  # Ray has ended a process of its own
-                assert not re.search(rb"paceline_[0-9a-f]{64}", Path(f"/proc/{one}/{what}").read_bytes())
+    assert_no_token(there)
     os.kill(process.pid, end)
     (launch.tmp_path / "go-on").touch()
     assert ended(process).code == (130 if end == signal.SIGINT else -signal.SIGKILL)

@@ -167,16 +167,6 @@ def test_a_worker_s_own_folder_is_really_removed_with_what_other_programs_put_th
     assert not Path("own").exists()
 
 
-def test_outside_nothing_is_looked_after(two: tuple[Worker, Worker], tmp_path: Path) -> None:
-    first, other = two
-    for folder in (tmp_path / "elsewhere", tmp_path / "run"):
-        folder.mkdir(exist_ok=True)
-        (folder / "file").touch()
-        first.touches(folder / "file")
-        other.remove(folder / "file")
-        assert not (folder / "file").exists()
-
-
 def test_of_folders_within_each_other_the_nearest_decides(
     tmp_path: Path, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,16 +62,6 @@ def test_what_no_push_came_after_counts_of_a_worker_that_finishes_and_not_of_one
     assert plateaus.plain(plateaus.shared) == [(0, metric.hex()) for metric in [*metrics, 5.0]]
 
 
-def test_nothing_is_told_in_a_run_without_such_schedulers_and_other_metrics_are_passed_over() -> None:
-    assert book(0, schedulers=0).news(0) is None
-    plateaus = book(0, 1)
-    plateaus.news(0)
-    plateaus.heard(0, 1, 1.0)
-    plateaus.heard(1, 0, 1.0)
-    plateaus.tell(pushed(0))
-    assert told(plateaus, 1) == []
-
-
 def test_a_resumed_run_goes_on_with_what_a_packed_state_has_and_with_what_was_shared() -> None:
     plateaus = book(0, 1, schedulers=2)
     plateaus.news(0)

@@ -23,7 +23,6 @@ import paceline
 from support.events import LONG, await_stop, said
 from support.launch import Launch
 from support.leftovers import Traces
-from support.processes import children, zygote_of
 from support.runs import Run, ended
 from support.scripts import ENDLESS, training
 
@@ -134,18 +133,6 @@ def test_workers_that_die_are_named_with_their_end_and_last_words_and_the_rest_f
     assert run.final().keys() == {"weight", "bias"}
 
 
-def test_a_script_that_fails_in_one_worker_fails_the_run(launch: Launch) -> None:
-    """Before `prepare`, where a public script's workers race. tests/journeys has it on the way."""
-    run = launch.run(training(before="if me == 1: raise FileExistsError('saved/1122_082608')"), "-n", "2", "-p", "asp")
-    assert run.code == 3
-    died = "worker 1 died (exit code 1)"
-    line_of(run.err, f"paceline: {died}")
-    assert "FileExistsError: saved/1122_082608" in after(run.err, f"paceline: {died}")
-    assert "the others go on" not in run.err
-    hint = ": its script failed (--on-loss continue goes on without such a worker)"
-    assert (run.summary["outcome"], run.summary["error"]) == ("failed", died + hint)
-
-
 def test_when_all_die_of_one_mistake_the_run_fails_and_shows_it_once_and_without_our_frames(launch: Launch) -> None:
     script = training("if step == 2: model(x.double())")
     run = launch.run(script, "-n", "3", "-p", "asp", "--shards", "static", "--on-loss", "continue")
@@ -161,20 +148,6 @@ def test_when_all_die_of_one_mistake_the_run_fails_and_shows_it_once_and_without
     assert not [frame for frame in frames if frame.startswith(OURS) or "runpy" in frame], frames
     for worker in range(3):
         line_of(run.err, f"paceline: worker {worker} died (exit code 1)")
-
-
-def test_the_death_of_the_store_fails_the_run_and_says_what_is_whole(launch: Launch) -> None:
-    script = training("if step in (0, 20): tell('step', step, me, os.getpid())", **ENDLESS)
-    process = launch.start(script, "-n", "2", "-p", "asp")
-    workers = {int(launch.events.wait_for("step", 20, worker)[3]) for worker in range(2)}
-    (store,) = {*children(process.pid)} - workers - {zygote_of(process.pid)}
-    os.kill(store, signal.SIGKILL)
-    run = ended(process)
-    assert run.code == 3
-    assert run.summary["outcome"] == "failed"
-    assert run.summary["error"] == "the parameter store's process died; the files in versions/ are whole"
-    assert "Traceback" not in run.out + run.err
-    assert not list((run.folder / "versions").glob("*.unfinished"))
 
 
 # --- workers that do not answer

@@ -6,9 +6,7 @@ import io
 import json
 import math
 import os
-import pty
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +31,6 @@ from paceline.display.state import Curve, Row, Score, State, View, Watch, durati
 from paceline.display.waits import WaitReports
 from paceline.protocols import registry
 from paceline.records.summary import Tally, Target
-from support.events import LONG
 from support.launch import Launch
 from support.outputs import output_to
 from support.run_state import SETTINGS
@@ -468,29 +465,3 @@ def test_json_says_nothing_of_how_it_goes(launch: Launch) -> None:
     run = launch.run(LOGGING, "-p", "asp", "--json", "--progress", "0.05").completed()
     assert run.err == ""
     assert json.loads(run.out) == {**run.summary, "folder": str(run.folder)}
-
-
-@pytest.mark.real_run
-@pytest.mark.long
-def test_on_a_terminal_the_workers_are_shown_and_the_summary_stays(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOGGING)
-    terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "paceline", "run", "-p", "asp", "--out", "run", "train.py"]
-    env = {name: value for name, value in os.environ.items() if name != "CI"} | {"TERM": "xterm"}
-    process = subprocess.Popen(command, cwd=tmp_path, stdin=end, stdout=end, stderr=end, env=env)
-    os.close(end)
-    shown = b"".join(iter(_reader(terminal), b"")).decode()
-    assert process.wait(LONG) == 0
-    assert re.search(r"asp · 2 workers · \d+ s · \d+ steps", re.sub(r"\x1b\[[\d;]*m", "", shown))
-    last = shown.rindex("\x1b[2K")
-    assert "2 workers" in shown[last:], "the summary comes after the screen is gone"
-
-
-def _reader(terminal: int) -> Callable[[], bytes]:
-    def read() -> bytes:
-        try:
-            return os.read(terminal, 1 << 16)
-        except OSError:  # nobody has the other end any more
-            return b""
-
-    return read

@@ -117,25 +117,6 @@ def test_a_worker_that_comes_back_begins_with_what_the_others_have_by_then(proto
     right(run)
 
 
-DIES_EACH_TIME = """
-if paceline.worker() == 1:
-    made("second" if paceline.resumed() else "first")
-    os.kill(os.getpid(), signal.SIGKILL)
-if step == 1:
-    wait_for("back")
-linger("second")
-"""
-
-
-def test_restart_1_starts_a_worker_again_once_and_not_twice(launch: Launch) -> None:
-    before = FUNCTIONS + "if paceline.resumed(): made('back')"
-    run = launch.run(that_draws(DIES_EACH_TIME, before=before), *back("asp")).completed()
-    assert facts(run, "WorkerJoined", "WorkerLeft")[:3] == ["WorkerLeft", "WorkerJoined", "WorkerLeft"]
-    assert run.err.count("it comes back") == 1
-    assert run.summary["samples"] == SAMPLES
-    right(run)
-
-
 def test_a_script_that_fails_is_not_started_again(launch: Launch) -> None:
     run = launch.run(that_draws("if paceline.worker() == 1: raise SystemExit('by the test')"), *back("asp"))
     assert run.code == 3

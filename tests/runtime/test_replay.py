@@ -118,33 +118,6 @@ def test_what_can_t_be_replayed_is_one_line(flags: tuple[str, ...], told: str, r
     assert not again.folder.exists()
 
 
-def cut(recorded: Run, share: float) -> Run:
-    """The same run, as if its launcher had been killed in the middle."""
-    crashed = copied(recorded, f"{recorded.folder.name}-crashed")
-    (crashed.folder / "summary.json").unlink()
-    with closing(sqlite3.connect(crashed.folder / "ledger.sqlite")) as ledger, ledger:
-        (facts,) = ledger.execute("SELECT max(id) FROM facts").fetchone()
-        last = int(facts * share)
-        (at,) = ledger.execute("SELECT at FROM facts WHERE id = ?", (last,)).fetchone()
-        ledger.execute("DELETE FROM facts WHERE id > ?", (last,))
-        ledger.execute("DELETE FROM orders WHERE fact > ?", (last,))
-        ledger.execute("DELETE FROM versions WHERE at > ?", (at,))
-        newest = "(SELECT max(version) FROM orders WHERE kind = 'ApplyUpdate')"
-        ledger.execute(f"DELETE FROM checksums WHERE version > {newest}")
-    return crashed
-
-
-@pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
-def test_a_run_that_crashed_is_made_again_up_to_there(protocol: str, runs: Runs) -> None:
-    crashed = cut(runs[protocol].result(), 0.7)
-    again = replayed(crashed.folder).completed()
-    assert "the run crashed before its end" in again.out
-    versions = "SELECT version, sha256 FROM versions WHERE version > 0"
-    whole, made = crashed.rows(versions), dict(again.rows(versions))
-    assert whole
-    assert all(made[version] == sha256 for version, sha256 in whole)
-
-
 def test_a_replica_s_step_that_was_not_made_is_not_made_again(runs: Runs) -> None:
     """Shown the other way round: of a step that was made, the ledger says that it was not."""
     changed = copied(runs["ad-psgd"].result(), "undone", "INSERT INTO undone VALUES (0, 1)")
@@ -246,8 +219,14 @@ def test_a_run_of_three_segments_uses_each_sample_once_and_ends_on_the_same_bits
     right(again)
 
 
-def test_a_replay_says_which_replicas_it_has_taken_from_the_snapshot_of_a_run_that_was_killed(launch: Launch) -> None:
+def test_a_run_that_was_killed_is_made_again_up_to_there_and_later_with_the_replicas_of_its_snapshot(
+    launch: Launch,
+) -> None:
     killed = killed_once_kept(launch.start(that_resumes(), *TWO, "-p", "all-reduce", "--checkpoint", "4"), snapshots=2)
+    crashed = replayed(killed.folder, name="crashed").completed()
+    assert "the run crashed before its end" in crashed.out
+    versions = "SELECT version, sha256 FROM versions WHERE version > 0"
+    assert set(killed.rows(versions)) <= set(crashed.rows(versions))
     recorded = launch.resume(killed.folder).completed()
     again = replayed(recorded.folder).completed()
     assert same_bits(recorded, again)

@@ -70,12 +70,6 @@ def test_a_replica_that_is_not_finite_ends_the_run_with_4(launch: Launch) -> Non
     assert run.summary["error"] == 'the parameter "bias" is NaN or infinite after step 3 of worker 1'
 
 
-def test_max_steps_ends_a_run_of_replicas(launch: Launch) -> None:
-    run = launch.run(training(samples=4000), "-n", "2", "-p", "ripples", "--max-steps", "20", "--tee", "none")
-    assert 20 <= run.completed().summary["steps"] <= 22
-    assert run.final().keys() == {"weight", "bias"}
-
-
 @pytest.mark.parametrize("hosts", each([1, 3], long=[1]))
 def test_all_replicas_are_stepped_with_the_rate_of_the_round_s_lowest_worker(hosts: int, launch: Launch) -> None:
     """Rates that differ come to the same bits as if all workers had worker 0's."""

@@ -9,12 +9,11 @@ from safetensors.torch import load_file
 from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import Run, replayed
-from support.scripts import SIGNS, that_draws
+from support.scripts import that_draws
 from support.sound import same_bits, sound
 from support.suites import each
 
 IN_GROUPS = sorted(name for name, spec in registry().items() if spec.in_groups)
-ALL_REDUCE = each(IN_GROUPS, long=("ad-psgd", "ripples"))
 AD_PSGD = each(IN_GROUPS, long=("all-reduce", "ripples"))
 """Where its groups, which are as AD-PSGD's, are tried in the longer suite only."""
 HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1")
@@ -76,43 +75,5 @@ def test_what_scripts_change_before_their_first_step_is_what_replicas_on_all_hos
 ) -> None:
     fills = "torch.nn.init.constant_(model[1].weight, 0.25)"
     run = launch.run(that_draws(before=fills), *HOSTS, "-p", protocol).completed()
-    assert run.summary["samples"] == SAMPLES
-    sound(run)
-
-
-COMES_BACK = """
-if paceline.resumed():
-    made("joined")
-elif paceline.worker() == 2 and epoch == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-elif epoch == 1:  # it gets what it begins with between two steps of another
-    wait_for("back")
-    time.sleep(0.0 if (SIGNS / "joined").exists() else 0.2)
-"""
-
-
-@pytest.mark.parametrize("protocol", AD_PSGD)
-def test_a_worker_that_returns_on_another_host_gets_a_replica_from_there(protocol: str, launch: Launch) -> None:
-    back = f"{SIGNS}\nif paceline.resumed(): made('back')"
-    run = launch.run(that_draws(COMES_BACK, before=back), *HOSTS, "-p", protocol, "--restart", "1").completed()
-    assert run.rows("SELECT worker FROM facts WHERE kind = 'WorkerJoined'") == [(2,)]
-    assert run.summary["samples"] == SAMPLES
-    sound(run)
-
-
-LEAVES = """
-if paceline.worker() == 2 and epoch == 1 and not (SIGNS / "asked").exists():
-    made("asked")
-    os.kill(os.getppid(), signal.SIGTERM)
-time.sleep(0.02)
-"""
-
-
-@pytest.mark.parametrize("protocol", ALL_REDUCE)
-def test_a_host_that_leaves_in_good_order_leaves_what_its_workers_have_come_to(protocol: str, launch: Launch) -> None:
-    run = launch.run(that_draws(LEAVES, before=SIGNS), *HOSTS, "-p", protocol).completed()
-    assert "host node-1 has left in good order" in run.err
-    left = [(row["worker"], row["left"]["reason"]) for row in run.summary["per_worker"]]
-    assert left == [(0, "finished"), (1, "finished"), (2, "drained"), (3, "drained")]
     assert run.summary["samples"] == SAMPLES
     sound(run)

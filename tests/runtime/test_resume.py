@@ -12,7 +12,7 @@ import pytest
 from paceline.records.snapshots import whole
 from support.events import TELL
 from support.launch import Launch
-from support.runs import Run, ended, killed_once_kept, replayed
+from support.runs import Run, ended, replayed
 from support.scripts import that_resumes
 from support.sound import right, same_bits
 from support.suites import each
@@ -46,25 +46,6 @@ def test_bsp_interrupted_in_a_round_and_resumed_ends_on_the_bits_of_a_run_that_w
     assert resumed.summary["samples"] == SAMPLES
     assert same_bits(resumed, whole_run)
     right(stopped)
-
-
-IN_VAIN = """
-if os.path.exists(os.path.join(os.path.dirname(__file__), "again")):
-    os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(60)
-"""
-
-
-def test_a_run_that_is_resumed_and_interrupted_before_it_trains_is_checked_and_goes_on(launch: Launch) -> None:
-    """Its ledger ends at the snapshot, where workers still train."""
-    text = that_resumes().replace("import paceline\n", f"import paceline\n{IN_VAIN}", 1)
-    run = killed_once_kept(launch.start(text, *TWO, "-p", "asp", "--checkpoint", "4"))
-    (launch.tmp_path / "again").touch()
-    assert launch.resume(run.folder).code == 130
-    right(run)
-    (launch.tmp_path / "again").unlink()
-    assert launch.resume(run.folder).completed().summary["samples"] == SAMPLES
-    right(run)
 
 
 def refused(run: Run, said: str) -> None:

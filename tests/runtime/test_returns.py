@@ -77,14 +77,6 @@ def test_a_worker_comes_back_once_its_last_processes_leave_it_a_place() -> None:
     assert company.begun
 
 
-def test_a_worker_whose_host_does_not_come_again_stays_dead() -> None:
-    company = Company()
-    company.there = "gone"
-    company.dies(1)
-    assert not company.members[1].comes_back
-    assert not company.returns.awaits([1])
-
-
 def test_a_worker_is_given_up_whose_host_ends_while_it_is_away() -> None:
     company = Company()
     company.there = "away"
@@ -113,9 +105,11 @@ def test_if_nobody_trains_a_host_has_a_minute_to_come_back() -> None:
     assert company.in_vain == [1]
 
 
-def test_a_process_does_not_begin_while_an_earlier_end_is_being_told() -> None:
+def test_restart_1_starts_a_worker_again_once_and_not_twice() -> None:
     company = Company()
     company.dies(1)
-    assert not company.begun
     company.go_on()
     assert company.begun
+    company.members.trains(1)
+    company.dies(1)
+    assert not company.members[1].comes_back

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from paceline.net.token import Token, write
 from paceline.protocols import registry
-from support.events import said
+from support.events import await_file
+from support.joins import Head, heard, joined, listens
 from support.launch import Launch
-from support.runs import Run, ended
+from support.runs import Launcher, Run, ended
 from support.shards import ADAMW, SGD, script
 from support.sound import right, sound
 from support.suites import each
+
+pytestmark = pytest.mark.usefixtures("token")
 
 STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 TABLES = """
@@ -127,40 +127,18 @@ def test_a_run_that_loses_a_host_that_only_made_versions_goes_on_from_its_snapsh
     right(run)
 
 
-class Company:
-    """A head with two workers, and a host without any that has joined, over loopback."""
-
-    def __init__(self, launch: Launch, text: str, *flags: str) -> None:
-        listens = "--listen", "127.0.0.1:0", "--hosts", "2", "--name", "head", "-n", "2", "--threads", "1"
-        self.head = launch.start(text, *listens, *flags)
-        self.told = said(self.head, "paceline join .*\n")
-        found = re.search(r"paceline join (\S+) -n", self.told)
-        assert found is not None
-        self.joiner = launch.start_joining(found[1], "--name", "server", "-n", "0")
-
-    def says(self, pattern: str) -> None:
-        if not re.search(pattern, self.told):
-            self.told += said(self.head, pattern)
-
-    def ended(self) -> tuple[Run, Run]:
-        return ended(self.head), ended(self.joiner)
-
-
-@pytest.fixture(autouse=True)
-def token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What both machines have."""
-    write(Token.drawn(), tmp_path / "token")
-    monkeypatch.setenv("PACELINE_TOKEN_FILE", str(tmp_path / "token"))
+def company(launch: Launch, text: str, *flags: str) -> tuple[Head, Launcher]:
+    """A head with two workers, and a host without any that joins it over loopback."""
+    head = heard(launch.start(text, *listens(workers=2), *flags))
+    return head, joined(launch, head, "server", 0)
 
 
 @pytest.mark.parametrize("protocol", each(["bsp", "asp"], long=("asp",)))
 def test_a_machine_without_workers_joins_and_makes_a_part_of_each_version(protocol: str, launch: Launch) -> None:
     prints = "print('here is', paceline.worker(), flush=True)"
-    company = Company(launch, script(before=prints), "-p", protocol, "--tee", "all")
-    company.says("host server has come, without workers")
-    run, joiner = company.ended()
-    run.completed()
-    assert joiner.code == 0, joiner.err
+    head, server = company(launch, script(before=prints), "-p", protocol, "--tee", "all")
+    head.says("host server has come, without workers")
+    run, joiner = head.ended().completed(), ended(server).completed()
     assert "joined as host server: no worker of 2" in joiner.err
     assert (run.folder / "host-server.log").read_text() == "here is 2\n"
     assert "here is 1" in run.out
@@ -170,12 +148,12 @@ def test_a_machine_without_workers_joins_and_makes_a_part_of_each_version(protoc
 
 
 def test_a_machine_that_would_have_nothing_to_do_is_refused_in_one_line(launch: Launch) -> None:
-    company = Company(launch, script(), "-p", "bsp", "--shards-on", "head,other")
-    joiner = ended(company.joiner)
+    head, server = company(launch, script(), "-p", "bsp", "--shards-on", "head,other")
+    joiner = ended(server)
     assert joiner.code == 2
     assert "host server has no workers, and would have no part of the store" in joiner.err
-    os.kill(company.head.pid, signal.SIGTERM)
-    ended(company.head)
+    os.kill(head.process.pid, signal.SIGTERM)
+    head.ended()
 
 
 WAITS = """
@@ -189,20 +167,16 @@ while epoch and not (THERE / "go-on").exists(): time.sleep(0.02)
 def test_a_host_that_only_makes_versions_leaves_its_range_to_the_head_and_nothing_is_undone(
     protocol: str, optimizer: str, launch: Launch
 ) -> None:
-    company = Company(launch, script(optimizer, each_step=WAITS), "-p", protocol)
+    head, server = company(launch, script(optimizer, each_step=WAITS), "-p", protocol)
     for worker in range(2):
-        end = time.monotonic() + 60
-        while not (launch.tmp_path / f"at-{worker}").exists():
-            assert time.monotonic() < end
-            time.sleep(0.01)
-    os.kill(company.joiner.pid, signal.SIGTERM)
-    company.says("host server was asked to leave\n")
+        await_file(launch.tmp_path / f"at-{worker}")
+    os.kill(server.pid, signal.SIGTERM)
+    head.says("host server was asked to leave\n")
     (launch.tmp_path / "go-on").touch()
-    company.says("host server has left in good order\n")
-    run, joiner = company.ended()
-    assert joiner.code == 0
+    head.says("host server has left in good order\n")
+    run, joiner = head.ended().completed(), ended(server).completed()
     assert "this host has left the run in good order, and the run goes on" in joiner.err
-    assert run.completed().summary["samples"] == 2 * 64
+    assert run.summary["samples"] == 2 * 64
     assert {row["left"]["reason"] for row in run.summary["per_worker"]} == {"finished"}
     sound(run)
 
@@ -211,10 +185,9 @@ def test_a_host_that_only_makes_versions_leaves_its_range_to_the_head_and_nothin
 def test_a_run_that_a_machine_without_workers_has_joined_goes_on_on_one_machine_with_such_a_host(
     launch: Launch,
 ) -> None:
-    company = Company(launch, script(), "-p", "bsp", "--max-steps", "20", "--checkpoint", "3")
-    run, joiner = company.ended()
-    assert joiner.code == 0, joiner.err
-    again = launch.resume(run.completed().folder).completed()
+    head, server = company(launch, script(), "-p", "bsp", "--max-steps", "20", "--checkpoint", "3")
+    again = launch.resume(head.ended().completed().folder).completed()
+    ended(server).completed()
     assert again.summary["samples"] == 2 * 64
     assert {one["host"]: one["workers"] for one in again.summary["per_host"]} == {"head": [0, 1], "server": []}
-    right(run)
+    right(again)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
+import re
 
 import pytest
 import torch
@@ -12,9 +11,8 @@ import torch
 from paceline.net.listener import MOST_STRANGERS
 from paceline.protocols import registry
 from paceline.worker_process.forking import DESCRIPTORS, DESCRIPTORS_EACH
-from support.events import said
 from support.launch import Launch
-from support.runs import ended
+from support.runs import Run
 from support.scripts import that_draws
 from support.sound import right, sound
 from support.suites import each
@@ -37,63 +35,59 @@ def test_a_run_on_two_hosts_is_checked_and_replayed_on_one_to_the_same_bits(prot
     sound(run)
 
 
-def test_a_run_on_several_hosts_is_made_again_on_as_many(launch: Launch) -> None:
-    """Each has a process of its own that has its workers as children."""
+SAYS = """
+import socket
+
+def listens(descriptor):
+    try:
+        with socket.socket(fileno=os.dup(int(descriptor))) as end:
+            return bool(end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
+
+print("agent", os.getppid(), "listens", sum(map(listens, os.listdir("/proc/self/fd"))), flush=True)
+"""
+SAVES = """
+state = f"state-{paceline.worker()}.pt"
+torch.save((model.state_dict(), optimizer.state_dict()), os.path.join(os.path.dirname(__file__), state))
+"""
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of rounds by the configuration of an earlier run, of which workers say what they are, hold and see."""
+    launch = Launch(tmp_path_factory.mktemp("rounds"))
     run = launch.run(that_draws(), *HOSTS, "-p", "bsp", "--host-timeout", "9").completed()
-    agents = "print('agent', os.getppid(), flush=True)"
-    again = launch.run(that_draws(before=agents), "--config", str(run.folder / "config.toml")).completed()
-    assert "host_timeout = 9.0" in (again.folder / "config.toml").read_text()
-    told = [again.log(worker).split("agent ")[1].split()[0] for worker in range(4)]
-    assert told[0] == told[1] != told[2] == told[3]
+    flags = "--config", str(run.folder / "config.toml"), "--saves", "all", "--tee", "all", "--json"
+    again = launch.run(that_draws(before=SAYS, after=SAVES), *flags).completed()
+    launch.close()
+    return again
 
 
-def test_no_worker_listens_where_hosts_do(launch: Launch) -> None:
+@pytest.mark.real_run
+def test_a_run_on_several_hosts_is_made_again_on_as_many(rounds: Run) -> None:
+    """Each has a process of its own that has its workers as children. What all print is shown in one place."""
+    assert "host_timeout = 9.0" in (rounds.folder / "config.toml").read_text()
+    agents = [re.findall(rf"^\[worker {worker}\] agent (\d+) ", rounds.err, re.M) for worker in range(4)]
+    assert agents[0] == agents[1] != agents[2] == agents[3]
+
+
+@pytest.mark.real_run
+def test_no_worker_listens_where_hosts_do(rounds: Run) -> None:
     """What a script starts may live on, and would hold the port."""
-    listening = """
-    import socket
-
-    def listens(descriptor):
-        try:
-            with socket.socket(fileno=os.dup(int(descriptor))) as end:
-                return bool(end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-        except OSError:
-            return False
-
-    print("listens", sum(map(listens, os.listdir("/proc/self/fd"))), flush=True)
-    """
-    run = launch.run(that_draws(before=listening), *HOSTS, "-p", "asp", "--max-steps", "4").completed()
-    assert all("listens 0\n" in run.log(worker) for worker in range(4))
+    assert all(" listens 0\n" in rounds.log(worker) for worker in range(4))
 
 
-def test_agents_end_with_a_launcher_that_is_killed_and_leave_nothing(launch: Launch) -> None:
-    waits = "open(os.path.join(os.path.dirname(__file__), f'there-{paceline.worker()}'), 'w'); time.sleep(60)"
-    process = launch.start(that_draws(waits), *HOSTS, "-p", "asp")
-    while not all((launch.tmp_path / f"there-{worker}").exists() for worker in range(4)):
-        assert process.poll() is None
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    launch.assert_nothing_left()
-
-
-def test_each_worker_sees_the_newest_version_and_the_optimizers_state(launch: Launch) -> None:
+@pytest.mark.real_run
+def test_each_worker_sees_the_newest_version_and_the_optimizers_state(rounds: Run) -> None:
     """Of all workers, wherever they are: what `state_dict` gives them after training is the same."""
-    saves = """
-    state = f"state-{paceline.worker()}.pt"
-    torch.save((model.state_dict(), optimizer.state_dict()), os.path.join(os.path.dirname(__file__), state))
-    """
-    launch.run(that_draws(after=saves), *HOSTS, "-p", "bsp", "--saves", "all").completed()
-    first, *others = [torch.load(launch.tmp_path / f"state-{worker}.pt") for worker in range(4)]
+    first, *others = [torch.load(rounds.folder.parent / f"state-{worker}.pt") for worker in range(4)]
     for model, optimizer in others:
         parameters = [name for name in model if "running" not in name and "num_batches" not in name]
         assert all(torch.equal(model[name], first[0][name]) for name in parameters)
         assert optimizer["state"].keys() == first[1]["state"].keys()
         for index, state in optimizer["state"].items():
             assert torch.equal(state["momentum_buffer"], first[1]["state"][index]["momentum_buffer"])
-
-
-def test_what_workers_of_all_hosts_print_is_shown_in_one_place(launch: Launch) -> None:
-    run = launch.run(that_draws(after="print('it is over')"), *HOSTS, "-p", "bsp", "--tee", "all", "--json").completed()
-    assert all(f"[worker {worker}] it is over\n" in run.err for worker in range(4))
 
 
 PRINTS_MUCH = """
@@ -117,20 +111,6 @@ def test_all_that_a_worker_of_another_host_had_printed_is_in_its_log_before_its_
     assert said[1] == f"paceline:   its last lines, of {run.folder}/worker-3.log:"
     assert said[-1] == "  | ValueError: the last word"
     assert "line" not in run.out
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("-p", "all-reduce", "--shards-on", "all"), "all-reduce has no store"),
-        (("-p", "ddp"), "ddp runs on one host only so far"),
-    ],
-)
-def test_what_several_hosts_can_not_do_yet_is_one_line(flags: tuple[str, ...], said: str, launch: Launch) -> None:
-    run = launch.run(that_draws(), *HOSTS, *flags)
-    assert run.code == 2
-    assert said in run.err
-    assert len(run.err.splitlines()) == 1
 
 
 NEVER_COMES = """
@@ -157,16 +137,6 @@ def test_a_host_that_does_not_come_is_named_while_it_is_awaited_and_then_fails_t
     assert run.code == 3
     assert "the start has waited for 1 s for host node-1 to come" in run.err
     assert "host node-1 did not come within 2 s" in run.err
-    assert not run.folder.exists()
-
-
-def test_ctrl_c_ends_a_run_that_waits_for_a_host(launch: Launch) -> None:
-    process = launch.start(that_draws(), *HOSTS, "-p", "bsp", "--report-waits", "0.1", first=NEVER_COMES)
-    said(process, "to come")
-    os.kill(process.pid, signal.SIGINT)
-    run = ended(process)
-    assert run.code == 130
-    assert "interrupted before all hosts had come" in run.err
     assert not run.folder.exists()
 
 

@@ -7,14 +7,12 @@ import re
 import pytest
 import torch
 
-from paceline.protocols import registry
 from support.launch import Launch
 from support.runs import Run
 from support.shards import ADAMW, HOSTS, TWO_EACH, script
 from support.sound import right, same_bits, sound
 from support.suites import each
 
-STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 ALONE = ("-n", "3", "--threads", "1", "-p", "bsp")
 ON_HEAD = (*TWO_EACH[:-1], "head")
 
@@ -23,16 +21,6 @@ def shards(run: Run) -> int:
     """How many hosts have made a range: as many as have fetched updates, or sums of them."""
     ((count,),) = run.rows("SELECT COUNT(DISTINCT host) FROM fetches WHERE kind IN ('sum', 'update')")
     return int(count)
-
-
-@pytest.mark.parametrize("protocol", each(STORED, default=()))  # tests/journeys has asp
-def test_a_run_whose_versions_are_made_in_ranges_is_replayed_on_one_host_to_the_same_bits(
-    protocol: str, launch: Launch
-) -> None:
-    run = launch.run(script(), *HOSTS, "-p", protocol).completed()
-    assert run.summary["samples"] == 2 * 64
-    assert shards(run) == 3
-    sound(run)
 
 
 @pytest.mark.parametrize("where", [TWO_EACH, ON_HEAD], ids=["all", "head"])
@@ -50,28 +38,6 @@ def test_a_round_moves_one_sum_of_each_host_to_every_other_that_makes_a_range(
         assert (moved["sum"], moved.get("update", 0)) == (summed, (len(arrived) - summed) * 2)
     else:  # those of the head's own workers move nowhere
         assert (moved["sum"] * 2, moved.get("update", 0)) == (summed, elsewhere - summed)
-    sound(run)
-
-
-LOSES_THE_PROCESS = """
-import os, signal
-from paceline.host.host import Host
-from paceline.host.messages import SumUp
-obey = Host._obey
-def dies(self, order):
-    if isinstance(order, SumUp) and order.number == 6:
-        os.kill(self.store.process, signal.SIGKILL)
-    obey(self, order)
-Host._obey = dies
-"""
-
-
-def test_without_the_process_that_adds_up_a_host_s_updates_come_one_by_one(launch: Launch) -> None:
-    run = launch.run(script(), *ON_HEAD, "-p", "bsp", first=LOSES_THE_PROCESS).completed()
-    found = re.search(r"host (node-\d) adds up its workers' updates no more, .* the process that adds up died", run.err)
-    assert found is not None, run.err
-    assert run.rows("SELECT 1 FROM fetches WHERE kind = 'update' AND source = ?", found[1])
-    assert run.summary["samples"] == 2 * 64
     sound(run)
 
 
@@ -107,21 +73,6 @@ def test_ranges_are_clipped_by_the_norm_of_the_whole_and_replayed_on_one_host_to
     sound(run)
 
 
-LEAVES = """
-if epoch == 1 and paceline.worker() == 2 and not (THERE / "left").exists():
-            (THERE / "left").touch()
-            os.kill(os.getppid(), signal.SIGTERM)
-""".strip()
-
-
-@pytest.mark.long
-def test_a_range_that_is_clipped_moves_when_its_host_leaves(launch: Launch) -> None:
-    run = launch.run(clipped(script(each_step=LEAVES)), *HOSTS, "-p", "asp").completed()
-    assert run.rows("SELECT worker FROM facts WHERE kind = 'WorkerLeft' AND body LIKE '%drained%'") == [(2,)]
-    assert run.summary["samples"] == 2 * 64
-    sound(run)
-
-
 CHANGES = """
 with torch.no_grad():
     for parameter in model.parameters(): parameter.mul_(0.5)
@@ -139,19 +90,6 @@ def test_the_whole_state_is_gathered_and_an_adopted_one_goes_to_all_ranges(launc
     assert [tuple(one["exp_avg"].shape) for one in state["state"].values()][:3] == [(1024, 6), (1024,), (1536, 1024)]
     several = launch.run(script(ADAMW, after=CHANGES), *HOSTS, "-p", "bsp").completed()
     assert same_bits(several, launch.run(script(ADAMW, after=CHANGES), *ALONE).completed())
-
-
-def test_a_lost_host_that_made_ranges_ends_the_run_which_goes_on_from_its_snapshot(launch: Launch) -> None:
-    dies = """
-kept = list(THERE.glob("*/snapshots/*/state.json"))
-if kept and paceline.worker() == 2 and not paceline.resumed(): os.kill(os.getppid(), signal.SIGKILL)
-if not kept and epoch == 1: time.sleep(0.1)
-"""
-    run = launch.run(script(each_step=dies.strip().replace("\n", "\n        ")), *HOSTS, "-p", "asp")
-    assert run.code == 3, run.err
-    assert "failed: host node-2 made a part of every version, and it is lost" in run.out
-    assert f"go on with: paceline run --resume {run.folder}" in run.err
-    launch.resume(run.folder).completed()
 
 
 def test_a_host_without_a_worker_in_prepare_makes_no_range(launch: Launch) -> None:
@@ -191,45 +129,6 @@ def test_a_run_that_fails_of_its_script_does_not_go_on_by_itself(launch: Launch)
 def test_an_optimizer_that_may_look_across_elements_has_one_shard(launch: Launch) -> None:
     own = "type('Own', (torch.optim.SGD,), {})(model.parameters(), lr=0.05)"
     assert shards(launch.run(script(own), *HOSTS, "-p", "bsp").completed()) == 1
-
-
-EARLY = """
-import time
-from pathlib import Path
-import torch
-import paceline
-
-THERE = Path(__file__).parent
-model = torch.nn.ParameterList([torch.ones(100), torch.ones(1_500_000), torch.ones(1_500_000)])
-first, second, third = model
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-model, optimizer = paceline.prepare(model, optimizer)
-places = paceline.training.prepare.ScriptProcess.session.context.places
-
-def until(so):
-    deadline = time.monotonic() + 60
-    while not so():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.001)
-
-if paceline.worker() == 1:  # its host makes the range in which the third parameter is
-    until(lambda: any(places.push_area(area).gradients[2].any() for area in (0, 2)))
-    (THERE / "seen").touch()
-else:
-    second.register_hook(lambda _: until((THERE / "seen").exists))
-for step in range(3):
-    optimizer.zero_grad()
-    ((first.sum().tanh() + second.sum()).tanh() + third.sum()).backward()
-    optimizer.step()
-"""
-"""Worker 0 goes on with its backward once another host has what was made before."""
-
-
-def test_a_gradient_is_on_another_host_while_its_worker_computes_the_rest(launch: Launch) -> None:
-    flags = ("--emulate-hosts", "2", "-n", "1", "--threads", "1", "--shards-on", "all", "-p", "bsp")
-    run = launch.run(EARLY, *flags).completed()
-    assert shards(run) == 2
-    sound(run)
 
 
 def test_gradients_that_a_script_changes_after_its_backward_are_those_of_the_versions(launch: Launch) -> None:

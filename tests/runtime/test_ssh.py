@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -75,20 +74,6 @@ class Watched:
             self.loop.wait(1.0)
 
 
-@contextmanager
-def agents(server: sshd.Sshd, *names: str) -> Iterator[tuple[list[Remote], Watched]]:
-    """Stand-ins on these hosts, which have come and read their token."""
-    said: list[str] = []
-    with over_ssh([command(server, name, "-c", AGENT) for name in names], "secret", WHY, said.append) as remotes:
-        watched = Watched(remotes)
-        for remote in remotes:
-            remote.came(watched.lines.append)
-        watched.until(lambda: sorted(watched.lines) == [f"{name}: got secret" for name in names])
-        yield remotes, watched
-        watched.loop.close()
-    assert said == []
-
-
 def test_what_a_host_prints_is_held_until_it_has_come_and_then_shown_with_its_name(
     server: sshd.Sshd, traces: Traces
 ) -> None:
@@ -100,21 +85,6 @@ def test_what_a_host_prints_is_held_until_it_has_come_and_then_shown_with_its_na
         remote.came(watched.lines.append)
         assert sorted(watched.lines) == ["b: one", "b: three", "b: two\\t\\x1b[31m"]
         watched.loop.close()
-
-
-def test_the_end_of_the_input_ends_an_agent_whatever_it_does(server: sshd.Sshd, traces: Traces) -> None:
-    with agents(server, "a", "b") as (remotes, watched):
-        remotes[0].close_input()
-        watched.until(lambda: watched.ended)
-        assert watched.ended == ["a"]
-        remotes[1].close_input()
-
-
-def test_a_connection_that_is_cut_ends_the_agent(server: sshd.Sshd, traces: Traces) -> None:
-    with agents(server, "a") as (remotes, watched):
-        os.kill(remotes[0].process, signal.SIGTERM)
-        watched.until(lambda: watched.ended)
-        traces.assert_nothing_left()
 
 
 def test_an_agent_that_does_not_end_is_named_and_its_connection_is_cut(

@@ -19,84 +19,37 @@ import pytest
 from support.runs import Run, run, side_by_side
 
 QUIET = """
-import copy, importlib, io, json, sys
+import importlib, io, json, sys
 import torch
 from torch import nn
 import paceline
 
 COMPILER = "torch._dyn" + "amo"  # the whole word would have the launcher import it
-seen = {"at the start": COMPILER in sys.modules}
-
-
-def made(model):
-    optimizer = torch.optim.Adam(model[0].parameters(), lr=0.05)
-    optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.02})
-    return optimizer
-
-
-def loaded(optimizer):
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    optimizer.load_state_dict(torch.load(file))
-
-
-def train(model, optimizer, steps):
-    losses = []
-    for step in steps:
-        x = torch.randn(6, 3, generator=torch.Generator().manual_seed(step))
-        loss = (model(x) - x[:, :2]).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
-def equal(ours, theirs):
-    if isinstance(ours, torch.Tensor):
-        return torch.equal(ours, theirs)
-    if isinstance(ours, dict):
-        return ours.keys() == theirs.keys() and all(equal(value, theirs[key]) for key, value in ours.items())
-    if isinstance(ours, list | tuple):
-        return len(ours) == len(theirs) and all(map(equal, ours, theirs))
-    return ours == theirs
-
-
-torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-twin = copy.deepcopy(model)
-model, optimizer = paceline.prepare(model, made(model))
+optimizer = torch.optim.Adam(model[0].parameters(), lr=0.05)
+optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.02})
+model, optimizer = paceline.prepare(model, optimizer)
+
+def train():
+    loss = model(torch.ones(6, 3)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+seen = [COMPILER in sys.modules]
 model.load_state_dict(model.state_dict())
-loaded(optimizer)
-losses = train(model, optimizer, range(3))
-states = [model.state_dict(), optimizer.state_dict()]
-seen["after training"] = COMPILER in sys.modules
-
+file = io.BytesIO()
+torch.save(optimizer.state_dict(), file)
+file.seek(0)
+optimizer.load_state_dict(torch.load(file))
+losses = [train(), train()]
+seen.append(COMPILER in sys.modules)
 importlib.import_module(COMPILER)
-plain = made(twin)
-loaded(plain)
-seen["the same losses"] = losses == train(twin, plain, range(3))  # from here on, torch's own step is called too
-seen["the same states"] = equal(states, [twin.state_dict(), plain.state_dict()])
-losses = train(model, optimizer, range(3, 6))
-loaded(plain)
-seen["the same losses after the import"] = losses == train(twin, plain, range(3, 6))
-seen["the same states after the import"] = equal(optimizer.state_dict(), plain.state_dict())
-traced = []
-
-
-def backend(graph, inputs):
-    traced.append(graph)
-    return graph.forward
-
-
-fast = getattr(torch, "comp" + "ile")(model, backend="eager")
-losses = train(fast, optimizer, range(6, 10))
-seen["the same losses when it is traced"] = losses == train(twin, plain, range(6, 10))
-seen["the same states when it is traced"] = equal(model.state_dict(), twin.state_dict())
-getattr(torch, "comp" + "ile")(model, backend=backend)(torch.zeros(1, 3))
-seen["it is traced"] = len(traced) == 1
-json.dump(seen, open(sys.argv[1], "w"))
+losses.append(train())
+optimizer.load_state_dict(optimizer.state_dict())
+losses.append(train())
+json.dump([seen, losses == sorted(losses, reverse=True)], open(sys.argv[1], "w"))
 """
 
 SPEAKS = """
@@ -131,10 +84,8 @@ def told(runs: dict[str, Future[Run]], name: str) -> Any:
 
 
 def test_a_script_that_trains_saves_and_loads_has_not_imported_the_compiler(runs: dict[str, Future[Run]]) -> None:
-    """After a later import of the compiler, the optimizer's methods do what they did, and a compiled model trains."""
-    seen = told(runs, "quiet")
-    assert (seen.pop("at the start"), seen.pop("after training")) == (False, False)
-    assert all(seen.values()), seen
+    """After a later import of the compiler it trains on. `tests/habits` has models that are compiled."""
+    assert told(runs, "quiet") == [[False, False], True]
 
 
 def test_a_script_whose_source_mentions_compile_finds_the_compiler_imported(runs: dict[str, Future[Run]]) -> None:

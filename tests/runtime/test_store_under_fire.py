@@ -11,9 +11,6 @@ import signal
 
 import pytest
 
-from paceline.core.facts import GradientReady
-from paceline.core.orders import ApplyUpdate
-from paceline.records.ledger import read_facts
 from support.events import TELL, await_stop
 from support.launch import Launch
 from support.runs import Run, run
@@ -135,16 +132,6 @@ def test_every_push_is_applied_exactly_once(ended: Ended) -> None:
     assert sorted(fired.rows("SELECT worker, step FROM applied_updates")) == every
 
 
-def test_without_a_loader_steps_are_counted_and_samples_are_null(ended: Ended) -> None:
-    fired, _ = ended
-    assert fired.summary["samples"] is None
-    assert fired.summary["samples_per_second"] is None
-    assert {worker["samples"] for worker in fired.summary["per_worker"]} == {None}
-    assert fired.rows("SELECT DISTINCT samples FROM pushes") == [(None,)]
-    assert fired.rows("SELECT samples FROM versions") == [(None,)]
-    assert fired.rows("SELECT * FROM batches") == fired.rows("SELECT * FROM epochs") == []
-
-
 def test_workers_that_begin_alike_draw_different_numbers(ended: Ended) -> None:
     draws = {ended[0].log(worker) for worker in range(WORKERS)}
     assert all(line.startswith("draws [") for line in draws)
@@ -235,15 +222,10 @@ def test_a_worker_stopped_in_its_backward_goes_on_with_the_version_it_had_and_it
     # each push takes 1 off, except worker 1's sixth, which takes off what it saw
     value = -(sum(pushed.values()) - 1) - saw
     assert {one for tensor in run.final().values() for one in tensor.unique().tolist()} == {value}
-    history = list(read_facts(run.folder / "ledger.sqlite"))
-    (computed_on,) = [f.version for f, _ in history if isinstance(f, GradientReady) and (f.worker, f.step) == (1, 5)]
-    (applied_in,) = [
-        order.version
-        for _, orders in history
-        for order in orders
-        if isinstance(order, ApplyUpdate) and (1, 5) in [(worker, step) for worker, step, _ in order.contributions]
-    ]
+    gradient = "SELECT json_extract(body, '$.version') FROM facts WHERE kind = 'GradientReady' AND worker = 1"
+    ((computed_on,),) = run.rows(f"{gradient} AND json_extract(body, '$.step') = 5")
     assert -saw == computed_on
+    ((applied_in,),) = run.rows("SELECT version FROM applied_updates WHERE worker = 1 AND step = 5")
     assert applied_in - 1 - computed_on >= 2 * 40, "so many versions came between"
 
 

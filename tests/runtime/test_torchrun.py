@@ -111,17 +111,6 @@ def test_a_host_that_loopback_does_not_lead_to_the_head_is_refused_at_once(monke
 
 @pytest.mark.real_run
 @pytest.mark.long
-def test_a_rendezvous_without_an_identity_begins_a_run_in_each_job(torchruns: Torchruns) -> None:
-    words = "-p", "bsp", *FLAGS, "train.py"
-    well(torchruns.run((), *words, static=True))
-    assert "it is of an earlier job: put aside" in well(torchruns.run((), *words, static=True))
-    assert only_run(torchruns.folder).name == f"bsp-127.0.0.1-{torchruns.port}"
-    for run in (torchruns.folder / "runs").iterdir():
-        assert (summary(run)["outcome"], summary(run)["segments"]) == ("completed", 1)
-
-
-@pytest.mark.real_run
-@pytest.mark.long
 @pytest.mark.parametrize("host", [0, 1])
 def test_where_a_launcher_is_killed_all_begin_again_and_the_run_goes_on(host: int, torchruns: Torchruns) -> None:
     words = "-p", "bsp", *FLAGS, "--checkpoint", "4", "--host-timeout", "3", "train.py", "slow"

@@ -96,14 +96,6 @@ def test_an_answer_out_of_turn_ends_the_worker_rather_than_being_passed_over(end
         link.lease(0, Orders(ORDER, seed=0))
 
 
-def test_a_worker_that_is_stopped_at_once_leaves_its_script(ends: Any) -> None:
-    link, coordinator = ends
-    coordinator.send(messages.worker.StopTraining(at_once=True))
-    with pytest.raises(SystemExit) as end:
-        link.released()
-    assert end.value.code == 0
-
-
 def test_each_of_two_threads_gets_its_own_answer(ends: Any) -> None:
     """One waits for its step, and receives; what it gets for the other, which asks for a batch, it passes on."""
     link, coordinator = ends
@@ -134,23 +126,6 @@ def test_a_stop_ends_every_thread_and_the_one_that_trains_leaves_its_script(ends
 # --- what is kept for snapshots
 
 
-def kept_by(coordinator: Any) -> tuple[Any, bytes]:
-    message, descriptors = coordinator.receive()
-    return message, attached(descriptors.pop()) if descriptors else b""
-
-
-def test_an_order_to_keep_comes_in_its_turn_before_the_step_that_follows_it(ends: Any) -> None:
-    link, coordinator = ends
-    link.say(FINISHED)
-    for message in (
-        messages.worker.MakeStep(6, 0, 0, None),
-        messages.worker.Keep(40, 6, 1),
-        messages.worker.Compute(7, 1, 2, 0, []),
-    ):
-        coordinator.send(message)
-    assert [type(link.released()).__name__ for _ in range(3)] == ["MakeStep", "Keep", "Compute"]
-
-
 def test_an_order_to_keep_that_comes_with_a_batch_waits_for_its_turn(ends: Any) -> None:
     link, coordinator = ends
     assert link.heard_to_keep() == []
@@ -159,14 +134,6 @@ def test_an_order_to_keep_that_comes_with_a_batch_waits_for_its_turn(ends: Any) 
     assert link.lease(3, Orders(ORDER, seed=0)) == messages.worker.Leased(3, 1)
     assert link.heard_to_keep() == [Keep(snapshot=40, step=5, epoch=1)]
     assert link.heard_to_keep() == []
-
-
-def test_what_is_kept_comes_along_and_why_it_can_t_be_is_said(ends: Any) -> None:
-    link, coordinator = ends
-    link.say(messages.worker.Kept(40, 6, 2, None), b"packed")
-    link.say(messages.worker.Kept(50, 7, 2, "a function"))
-    assert kept_by(coordinator) == (messages.worker.Kept(40, 6, 2, None), b"packed")
-    assert kept_by(coordinator) == (messages.worker.Kept(50, 7, 2, "a function"), b"")
 
 
 @pytest.mark.parametrize("how", ["at once", "interrupted"])
@@ -182,16 +149,6 @@ def test_a_stopped_worker_leaves_its_script_once_it_has_kept_what_was_ordered_be
     link.say(messages.worker.Kept(40, 6, 1, None), b"packed")
     with pytest.raises(SystemExit if how == "at once" else KeyboardInterrupt):
         link.raise_if_interrupted()
-
-
-def test_an_order_to_keep_is_heard_even_if_another_thread_has_heard_of_the_stop(ends: Any) -> None:
-    link, coordinator = ends
-    link.say(FINISHED)
-    coordinator.send(messages.worker.Keep(40, 6, 1))
-    coordinator.send(messages.worker.StopTraining(at_once=False))
-    assert link.lease(3, Orders(ORDER, seed=0)) == messages.worker.EpochOver()
-    assert link.released() == Keep(snapshot=40, step=6, epoch=1)
-    assert link.released() is None
 
 
 def test_a_worker_that_waits_in_finish_keeps_what_is_ordered_meanwhile(ends: Any, monkeypatch: Any) -> None:
