@@ -137,19 +137,6 @@ def test_of_hundreds_that_die_at_once_the_first_are_told_one_by_one_and_the_othe
     assert capsys.readouterr().err == rest.replace("workers 8-199", "worker 200")
 
 
-def test_logs_that_can_t_be_written_are_told_in_a_few_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = output_to(sys.stdout, tmp_path, shows=False)
-    output.after = lambda _, call: None
-    for worker in range(30):
-        (tmp_path / f"worker-{worker}.log").symlink_to("/dev/full")
-        output.printed(worker, b"word\n")
-    assert len(capsys.readouterr().err.splitlines()) == MOST
-    output.say_gathered()
-    lack = "can't be written (No space left on device): they lack the rest of what these workers print"
-    assert capsys.readouterr().err == f"paceline: the logs of workers 8-29 {lack}\n"
-    output.close()
-
-
 def test_a_run_whose_standard_error_is_full_trains(launch: Launch) -> None:
     full = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)"
     run = launch.run(training(), "-n", "2", "--progress", "0.01", first=full).completed()

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from subprocess import PIPE
+from textwrap import indent
 
 import pytest
 
@@ -294,3 +295,12 @@ def test_a_script_sees_the_same_as_when_it_runs_alone(launch: Launch, tmp_path: 
     together = json.loads((tmp_path / "seen-together").read_text().replace("together", "alone"))
     assert alone == together
     assert alone[0] == ["scripts/train.py", "alone", "--flag", "-n"]
+
+
+def test_a_script_may_prepare_and_train_in_a_thread_of_its_own(launch: Launch) -> None:
+    ends = "states = model.state_dict(), optimizer.state_dict()\npaceline.finish(); print('trained, of', *states[0])"
+    thread = "\nimport threading\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()\n"
+    script = f"def train():\n{indent(training(after=ends), '    ')}{thread}"
+    run = launch.run(script, "-n", "2", "-p", "bsp", "--tee", "all").completed()
+    assert run.out.count("trained, of weight bias\n") == 2, run.out
+    assert run.summary["samples"] == 2 * 64

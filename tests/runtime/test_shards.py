@@ -1,15 +1,21 @@
-"""Runs on several hosts that each make a range of every version."""
+"""Runs on several hosts that each make a range of every version, with workers or without."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+from pathlib import Path
 
 import pytest
 import torch
 
+from paceline.protocols import registry
+from support.events import await_file
+from support.joins import Head, heard, joined, listens
 from support.launch import Launch
-from support.runs import Run
-from support.shards import ADAMW, HOSTS, TWO_EACH, script
+from support.runs import Launcher, Run, ended
+from support.shards import ADAMW, HOSTS, SGD, TWO_EACH, script
 from support.sound import right, same_bits, sound
 from support.suites import each
 
@@ -137,3 +143,184 @@ def test_gradients_that_a_script_changes_after_its_backward_are_those_of_the_ver
     several = launch.run(text, *HOSTS, "-p", "bsp").completed()
     assert same_bits(several, launch.run(text, *ALONE).completed())
     right(several)
+
+
+# --- hosts without workers: each makes a range of every version, and nothing else
+
+
+STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+TABLES = """
+[[host]]
+name = "head"
+workers = 1
+[[host]]
+name = "server"
+workers = 0
+[[host]]
+name = "b"
+workers = 2
+"""
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> tuple[str, ...]:
+    """Flags of a run on three hosts, of which the one in the middle has no workers."""
+    (tmp_path / "hosts.toml").write_text(TABLES)
+    return "--scenario", str(tmp_path / "hosts.toml"), "--threads", "1"
+
+
+def sources(run: Run) -> list[str]:
+    """Which hosts have made a part of versions."""
+    rows = run.rows("SELECT DISTINCT source FROM fetches WHERE kind = 'version' AND number > 0 ORDER BY 1")
+    return [source for (source,) in rows]
+
+
+NOTES = """
+print('here is', paceline.worker(), flush=True)
+if paceline.worker() == 3: (THERE / 'stands-in').write_text(str(os.getpid()))
+"""
+GONE = """
+end, folder = time.monotonic() + 30, Path("/proc") / (THERE / "stands-in").read_text()
+while paceline.worker() == 0 and folder.exists():
+    assert time.monotonic() < end, "it is still there"
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("protocol", each(STORED, default=("bsp",)))
+def test_a_run_with_a_host_that_only_makes_versions_is_checked_and_replayed_to_the_same_bits(
+    protocol: str, launch: Launch, tables: tuple[str, ...]
+) -> None:
+    """What has run the script there ends while workers train. What it printed is in a log of that host."""
+    run = launch.run(script(before=NOTES, end=GONE), *tables, "-p", protocol).completed()
+    assert run.summary["samples"] == 2 * 64
+    assert sources(run) == ["b", "head", "server"]
+    (server,) = (row for row in run.summary["per_host"] if row["host"] == "server")
+    assert (server["workers"], server["steps"]) == ([], 0)
+    assert server["bytes_out"] > 0
+    assert "host server had no workers, and made a part of every version" in run.out
+    assert (run.folder / "host-server.log").read_text() == "here is 3\n"
+    assert not (run.folder / "worker-3.log").exists()
+    sound(run)
+
+
+def test_all_of_each_version_may_be_made_where_no_worker_is(launch: Launch, tables: tuple[str, ...]) -> None:
+    run = launch.run(script(), *tables, "-p", "asp", "--shards-on", "server").completed()
+    assert sources(run) == ["server"]
+    right(run)
+
+
+def test_a_host_whose_script_fails_before_prepare_makes_nothing_and_the_others_train(
+    launch: Launch, tables: tuple[str, ...]
+) -> None:
+    run = launch.run(script(before="assert paceline.worker() < 3, 'no'"), *tables, "-p", "bsp").completed()
+    assert "host server is lost: its script has ended before prepare()" in run.err
+    assert "AssertionError: no" in (run.folder / "host-server.log").read_text()
+    assert run.summary["samples"] == 2 * 64
+    right(run)
+
+
+@pytest.mark.long
+def test_a_model_of_one_piece_leaves_nothing_to_do_for_it_and_the_host_is_let_go(
+    launch: Launch, tables: tuple[str, ...]
+) -> None:
+    own = "type('Own', (torch.optim.SGD,), {})(model.parameters(), lr=0.05)"
+    run = launch.run(script(own), *tables, "-p", "bsp").completed()
+    assert "host server takes no part: it has no workers, and the model has too few pieces" in run.err
+    assert run.summary["samples"] == 2 * 64
+    right(run)
+
+
+KILLED = """
+kept = list(THERE.glob("*/snapshots/*/state.json"))
+if kept and paceline.worker() == 0 and not paceline.resumed():
+    os.kill(int((THERE / "server").read_text()), signal.SIGKILL)
+if kept and not paceline.resumed(): time.sleep(0.1)
+""".strip().replace("\n", "\n        ")
+NOTES_THE_AGENT = "if paceline.worker() == 3: (THERE / 'server').write_text(str(os.getppid()))"
+
+
+@pytest.mark.parametrize("by_itself", each([False, True], long=(True,)))
+def test_a_run_that_loses_a_host_that_only_made_versions_goes_on_from_its_snapshot(
+    by_itself: bool, launch: Launch, tables: tuple[str, ...]
+) -> None:
+    flags = ("--restart", "1", "--shards-on", "all") if by_itself else ()
+    run = launch.run(script(before=NOTES_THE_AGENT, each_step=KILLED, epochs=4), *tables, "-p", "asp", *flags)
+    if by_itself:
+        assert run.err.count("; going on after ") == 1
+    else:
+        assert run.code == 3, run.err
+        assert "failed: host server made a part of every version, and it is lost" in run.out
+        run = launch.resume(run.folder)
+    assert run.completed().summary["samples"] == 4 * 64
+    right(run)
+
+
+def company(launch: Launch, text: str, *flags: str) -> tuple[Head, Launcher]:
+    """A head with two workers, and a host without any that joins it over loopback."""
+    head = heard(launch.start(text, *listens(workers=2), *flags))
+    return head, joined(launch, head, "server", 0)
+
+
+@pytest.mark.usefixtures("token")
+@pytest.mark.parametrize("protocol", each(["bsp", "asp"], long=("asp",)))
+def test_a_machine_without_workers_joins_and_makes_a_part_of_each_version(protocol: str, launch: Launch) -> None:
+    prints = "print('here is', paceline.worker(), flush=True)"
+    head, server = company(launch, script(before=prints), "-p", protocol, "--tee", "all")
+    head.says("host server has come, without workers")
+    run, joiner = head.ended().completed(), ended(server).completed()
+    assert "joined as host server: no worker of 2" in joiner.err
+    assert (run.folder / "host-server.log").read_text() == "here is 2\n"
+    assert "here is 1" in run.out
+    assert "here is 2" not in run.out
+    assert run.rows("SELECT DISTINCT host FROM fetches WHERE kind IN ('update', 'sum') ORDER BY 1")[-1] == ("server",)
+    sound(run)
+
+
+@pytest.mark.usefixtures("token")
+def test_a_machine_that_would_have_nothing_to_do_is_refused_in_one_line(launch: Launch) -> None:
+    head, server = company(launch, script(), "-p", "bsp", "--shards-on", "head,other")
+    joiner = ended(server)
+    assert joiner.code == 2
+    assert "host server has no workers, and would have no part of the store" in joiner.err
+    os.kill(head.process.pid, signal.SIGTERM)
+    head.ended()
+
+
+WAITS = """
+if epoch: (THERE / f"at-{paceline.worker()}").touch()
+while epoch and not (THERE / "go-on").exists(): time.sleep(0.02)
+""".strip().replace("\n", "\n        ")
+"""The second epoch waits until all may go on."""
+
+
+@pytest.mark.usefixtures("token")
+@pytest.mark.parametrize(("protocol", "optimizer"), each([("bsp", SGD), ("asp", ADAMW)], long=(("bsp", SGD),)))
+def test_a_host_that_only_makes_versions_leaves_its_range_to_the_head_and_nothing_is_undone(
+    protocol: str, optimizer: str, launch: Launch
+) -> None:
+    head, server = company(launch, script(optimizer, each_step=WAITS), "-p", protocol)
+    for worker in range(2):
+        await_file(launch.tmp_path / f"at-{worker}")
+    os.kill(server.pid, signal.SIGTERM)
+    head.says("host server was asked to leave\n")
+    (launch.tmp_path / "go-on").touch()
+    head.says("host server has left in good order\n")
+    run, joiner = head.ended().completed(), ended(server).completed()
+    assert "this host has left the run in good order, and the run goes on" in joiner.err
+    assert run.summary["samples"] == 2 * 64
+    assert {row["left"]["reason"] for row in run.summary["per_worker"]} == {"finished"}
+    sound(run)
+
+
+@pytest.mark.usefixtures("token")
+@pytest.mark.long
+def test_a_run_that_a_machine_without_workers_has_joined_goes_on_on_one_machine_with_such_a_host(
+    launch: Launch,
+) -> None:
+    head, server = company(launch, script(), "-p", "bsp", "--max-steps", "20", "--checkpoint", "3")
+    again = launch.resume(head.ended().completed().folder).completed()
+    ended(server).completed()
+    assert again.summary["samples"] == 2 * 64
+    assert {one["host"]: one["workers"] for one in again.summary["per_host"]} == {"head": [0, 1], "server": []}
+    right(again)
