@@ -11,13 +11,11 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from support import nursery
 from support.recorded import checked
-from support.runs import Run
+from support.runs import Run, replayed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 WRITTEN_BY = {"ssp": ("0.1.0", 15), "ps-plus": ("0.1.0", 15), "ripples": ("0.1.0", 15)}
@@ -36,20 +34,11 @@ def kept(tmp_path: Path) -> Kept:
     return copy
 
 
-def replayed(run: Run) -> dict[str, Any]:
-    """What `paceline replay --json` says of that run."""
-    script, out = FIXTURES / "exact.py", run.folder.with_name("again")
-    process = nursery.Process(["replay", str(run.folder), "--script", str(script), "--out", str(out), "--json"])
-    printed, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, printed + errors
-    return dict(json.loads(printed))
-
-
 @pytest.mark.real_run
 @pytest.mark.parametrize("name", WRITTEN_BY)
 def test_a_ledger_of_an_earlier_version_is_replayed_to_the_same_bits(name: str, kept: Kept) -> None:
     run = kept(name)
-    again = replayed(run)
+    again = json.loads(replayed(run.folder, "--script", str(FIXTURES / "exact.py"), "--json").completed().out)
     assert again["same"], again["differences"]
     assert not any("has changed" in note for note in again["notes"]), again["notes"]
     recorded = {

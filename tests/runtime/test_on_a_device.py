@@ -15,7 +15,7 @@ from paceline.protocols import registry
 from support.fake_device import DIES as DIES_IN_A_COPY
 from support.replays import broken_replay
 from support.runs import Run, longer, run, side_by_side
-from support.scripts import that_draws
+from support.scripts import script, that_draws
 from support.sound import right
 from support.suites import each
 
@@ -82,10 +82,7 @@ def test_a_version_comes_to_a_device_as_it_is_made(tmp_path: Path) -> None:
     assert all(to >= 0.002 and back > 0 for to, back in times)
 
 
-ELSEWHERE = """
-import torch
-from torch import nn
-import paceline
+ELSEWHERE = script("""
 torch.manual_seed(3)
 xs, ys = torch.randn(4, 8, 6), torch.randn(4, 8, 3)
 model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -100,7 +97,7 @@ for x, y in zip(xs, ys):
     assert model.state_dict()["unused"].is_cpu
     optimizer.state_dict()
 paceline.finish()
-"""
+""")
 
 
 @pytest.mark.parametrize("protocol", ["bsp", "all-reduce", "ps-plus"])

@@ -6,6 +6,7 @@ import io
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -141,6 +142,21 @@ def test_a_run_whose_standard_error_is_full_trains(launch: Launch) -> None:
     full = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)"
     run = launch.run(training(), "-n", "2", "--progress", "0.01", first=full).completed()
     assert "32 steps" in run.out
+
+
+@pytest.mark.real_run
+def test_a_run_whose_standard_error_is_closed_trains(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(training())
+    done = subprocess.run(
+        ["bash", "-c", 'exec "$0" -m paceline run -n 2 --progress 0.01 --out run train.py 2>&-', sys.executable],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0
+    assert "32 steps" in done.stdout
 
 
 def test_a_run_whose_output_nobody_reads_ends_when_it_is_told_to(launch: Launch) -> None:

@@ -9,16 +9,11 @@ import pytest
 from support.launch import Launch
 from support.recorded import checked, edited
 from support.replays import broken_replay
-from support.scripts import SIGNS
+from support.scripts import SIGNS, script
 from support.sound import right
 from support.suites import each
 
-SCRIPT = f"""
-import json, sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
+SCRIPT = script(f"""
 {SIGNS}
 torch.manual_seed(0)
 model = nn.Linear(1, 1)
@@ -42,7 +37,7 @@ for epoch in range(2):
         if paceline.worker() == 1:
             made(f"trained-{{epoch}}")
 print(json.dumps(seen))
-"""
+""")
 
 
 @pytest.mark.parametrize(

@@ -31,23 +31,10 @@ OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 """Where our own frames come from."""
 
 
-def line_of(text: str, beginning: str) -> str:
-    """The one line that begins so."""
-    found = [line for line in text.splitlines() if line.startswith(beginning)]
-    assert len(found) == 1, f"{len(found)} lines begin with {beginning!r}:\n{text}"
-    return found[0]
-
-
-def after(text: str, beginning: str) -> str:
-    """What comes after the one line that begins so, as far as it is indented."""
-    line = line_of(text, beginning)
-    rest = text[text.index(line) + len(line) + 1 :].splitlines()
-    block = []
-    for entry in rest:
-        if not entry.startswith(("  |", "paceline:   ")):
-            break
-        block.append(entry)
-    return "\n".join(block)
+def told_of(run: Run, beginning: str) -> str:
+    """The one line that begins so, and what is told of that worker below it."""
+    _, rest = run.err.split(f"paceline: {beginning}")
+    return rest.split("\npaceline: worker ")[0]
 
 
 def reasons(run: Run) -> list[str]:
@@ -112,15 +99,13 @@ def test_workers_that_die_are_named_with_their_end_and_last_words_and_the_rest_f
     flags = ("-n", "4", "-p", "bsp", "--shards", "static", "--tee", "none", "--on-loss", "continue")
     script = training(EXIT, before=DEATHS, after="paceline.finish(); print('finished')")
     run = launch.run(script, *flags, "--scenario", str(kill)).completed()
-    line_of(run.err, "paceline: worker 0 died (killed by SIGKILL) in step 5")
-    line_of(run.err, "paceline: worker 1 died (exit code 1) in step 5")
-    traceback = after(run.err, "paceline: worker 1 died")
+    told_of(run, "worker 0 died (killed by SIGKILL) in step 5")
+    traceback = told_of(run, "worker 1 died (exit code 1) in step 5")
     assert "in __getitem__" in traceback
     assert "ValueError: this sample is bad" in traceback
     assert run.log(1).count("Traceback") == 1
     assert OURS not in run.log(1), "our frames, between the script's loop and its data, are nobody's business"
-    line_of(run.err, "paceline: worker 2 died (exit code 1) in step 5")
-    assert "no more" in after(run.err, "paceline: worker 2 died")
+    assert "no more" in told_of(run, "worker 2 died (exit code 1) in step 5")
     assert (run.summary["outcome"], run.summary["error"]) == ("completed", None)
     assert "\nbsp · 1 of 4 workers · " in run.out
     assert reasons(run) == ["died", "died", "died", "finished"]
@@ -148,7 +133,7 @@ def test_when_all_die_of_one_mistake_the_run_fails_and_shows_it_once_and_without
     assert Path(frames[0]).parent == launch.tmp_path, "the script's own frame comes first"
     assert not [frame for frame in frames if frame.startswith(OURS) or "runpy" in frame], frames
     for worker in range(3):
-        line_of(run.err, f"paceline: worker {worker} died (exit code 1)")
+        told_of(run, f"worker {worker} died (exit code 1)")
 
 
 # --- workers that do not answer

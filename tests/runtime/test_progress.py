@@ -250,6 +250,9 @@ def test_a_target_has_the_best_value_so_far_and_the_moment_at_which_it_was_met(t
     assert without.look(1.0).scores == (Score("accuracy", 0.7), Score("loss", 0.3))
 
 
+# --- who waits
+
+
 def test_a_view_counts_the_versions_that_are_evaluated(tally: Tally) -> None:
     known = {0: member(0, stage="ended")}
     members: Any = Mock(ended=lambda: [known[0]])
@@ -264,9 +267,6 @@ def test_a_view_counts_the_versions_that_are_evaluated(tally: Tally) -> None:
     assert watch.look(1.0).evaluated == (1, 2)
     evaluation.give_up("evaluate() raised")
     assert not watch.look(1.0).evaluates
-
-
-# --- who waits
 
 
 def waiting(workers: range, reason: Callable[[int], str], **known: Any) -> list[Member]:
@@ -299,13 +299,12 @@ def test_of_many_reasons_to_wait_the_first_are_told_and_the_others_counted() -> 
     ]
 
 
-def test_a_host_none_of_whose_workers_waits_is_named() -> None:
-    hosts = {0: "node-0", 1: "node-0", 2: "node-1", 3: "node-1", 4: "node-2", 5: "node-2"}
-    waits = waiting(range(1), lambda _: "a turn") + waiting(range(4, 5), lambda _: "a turn")
-    members = [*waits, *(member(worker, step=1, heard=0.0) for worker in (1, 2, 3, 5))]
-    lines = WaitReports(10.0, hosts, {}).lines(members, "the store", 10.0)
-    assert len(lines) == 2
-    assert all(line.endswith("last heard of 10 s ago; no worker of host node-1 waits; the store") for line in lines)
+def test_of_many_that_compute_those_are_told_that_were_heard_of_longest_ago() -> None:
+    computing = [member(worker, step=1, heard=float(worker % 100)) for worker in range(1, 300)]
+    (line,) = WaitReports(10.0, {}, {}).lines([*waiting(range(1), lambda _: "a turn"), *computing], "the store", 200.0)
+    named = [f"worker {worker} computes step 1" for worker in (1, 2, 100, 101, 102, 200, 201, 202)]
+    assert [part.partition(",")[0] for part in line.split("; ")[1:-2]] == named
+    assert line.endswith("; 291 other workers were heard of since then; the store")
 
 
 # --- how it is said
@@ -322,6 +321,15 @@ VIEW = View(
         Row(3, 100, 2.0, State("computing"), 0, 0, ("loss", 0.9)),
     ),
 )
+
+
+def test_a_host_none_of_whose_workers_waits_is_named() -> None:
+    hosts = {0: "node-0", 1: "node-0", 2: "node-1", 3: "node-1", 4: "node-2", 5: "node-2"}
+    waits = waiting(range(1), lambda _: "a turn") + waiting(range(4, 5), lambda _: "a turn")
+    members = [*waits, *(member(worker, step=1, heard=0.0) for worker in (1, 2, 3, 5))]
+    lines = WaitReports(10.0, hosts, {}).lines(members, "the store", 10.0)
+    assert len(lines) == 2
+    assert all(line.endswith("last heard of 10 s ago; no worker of host node-1 waits; the store") for line in lines)
 
 
 def test_a_line_has_all_of_it_in_short() -> None:

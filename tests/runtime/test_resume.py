@@ -13,7 +13,7 @@ from paceline.records.snapshots import whole
 from support.events import TELL
 from support.launch import Launch
 from support.runs import Run, ended, replayed
-from support.scripts import that_resumes
+from support.scripts import script, that_resumes
 from support.sound import right, same_bits
 from support.suites import each
 
@@ -224,13 +224,7 @@ def test_a_run_whose_scripts_fail_before_they_train_on_is_checked_and_goes_on_la
 # --- other data
 
 
-OTHER_DATA = """
-import sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-
+OTHER_DATA = script("""
 samples, size = map(int, sys.argv[1:])
 model = nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
@@ -241,7 +235,7 @@ for epoch in paceline.epochs(2):
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
+""")
 
 
 def goes_on(launch: Launch, protocol: str, ends: tuple[str, str], samples: int, size: int) -> Run:

@@ -13,15 +13,11 @@ from paceline.records.replayed import BEGINS_OTHERWISE
 from paceline.training.seeding import seed_script
 from paceline.training.tensor_bits import checksum
 from support.runs import Run, replayed, run, side_by_side
+from support.scripts import script
 
-SCRIPT = """
-import os, random, sys
+SCRIPT = script("""
+import random
 import numpy
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-import paceline
 
 if sys.argv[1] == "urandom":
     torch.manual_seed(int.from_bytes(os.urandom(4)))
@@ -39,7 +35,7 @@ for (x,) in loader:
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
+""")
 
 Runs = dict[str, Future[Run]]
 MADE = {"once": ("5", "torch"), "again": ("5", "adopted"), "other": ("6", "torch"), "urandom": ("5", "urandom")}

@@ -17,12 +17,10 @@ from typing import Any
 import pytest
 
 from support.runs import Run, run, side_by_side
+from support.scripts import script
 
-QUIET = """
-import importlib, io, json, sys
-import torch
-from torch import nn
-import paceline
+QUIET = script("""
+import importlib
 
 COMPILER = "torch._dyn" + "amo"  # the whole word would have the launcher import it
 model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -50,7 +48,7 @@ losses.append(train())
 optimizer.load_state_dict(optimizer.state_dict())
 losses.append(train())
 json.dump([seen, losses == sorted(losses, reverse=True)], open(sys.argv[1], "w"))
-"""
+""")
 
 SPEAKS = """
 import json, sys

@@ -15,15 +15,13 @@ from support.events import TELL, await_stop
 from support.launch import Launch
 from support.runs import Run, run
 from support.runs import ended as ended_run
+from support.scripts import script
 from support.sound import right
 
 pytestmark = pytest.mark.real_run
 
-EVEN = f"""
-import os, signal, sys
-import torch
-from torch import nn
-import paceline
+EVEN = script(f"""
+import signal
 {TELL}
 
 class Even(nn.Module):
@@ -34,16 +32,14 @@ class Even(nn.Module):
     def forward(self):
         return sum(part.sum() for part in self.parts)  # the gradient of every element is 1
 
-
 def value_of(tensors):
     values = {{one for tensor in tensors for one in (tensor.min().item(), tensor.max().item())}}
     if len(values) != 1:
         raise SystemExit(f"two versions at once: {{sorted(values)}}")
     return values.pop()
 
-
 me = paceline.worker()
-"""
+""")
 
 SCRIPT = (
     EVEN
@@ -88,7 +84,7 @@ kill = true
 """
 
 WORKERS = 4
-PUSHES = {"killed": 240, "longer": 2000}
+PUSHES = 240
 """Of each worker, but for the one that is killed."""
 
 
@@ -96,19 +92,17 @@ Ended = tuple[Run, dict[int, int]]
 """A run that is over, and how many pushes each worker must have made."""
 
 
-@pytest.fixture(scope="module", params=["killed", pytest.param("longer", marks=pytest.mark.long)])
-def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    folder, name = tmp_path_factory.mktemp("fire"), request.param
-    flags = ["-n", str(WORKERS), "-p", "asp", "--threads", "1", "--tee", "none"]
-    pushes = dict.fromkeys(range(WORKERS), PUSHES[name])
-    if name == "killed":
-        (folder / "kill.toml").write_text(KILL)
-        flags += ["--scenario", str(folder / "kill.toml")]
-        pushes[1] = KILLED_AT
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    folder = tmp_path_factory.mktemp("fire")
+    (folder / "kill.toml").write_text(KILL)
+    flags = ("-n", str(WORKERS), "-p", "asp", "--threads", "1", "--tee", "none")
+    flags += ("--scenario", str(folder / "kill.toml"))
+    pushes = dict.fromkeys(range(WORKERS), PUSHES) | {1: KILLED_AT}
     pipes = [str(folder / end) for end in ("there", "back")]
     for pipe in pipes:
         os.mkfifo(pipe)
-    return run(SCRIPT, *flags, args=[str(PUSHES[name]), *pipes], tmp_path=folder).completed(), pushes
+    return run(SCRIPT, *flags, args=[str(PUSHES), *pipes], tmp_path=folder).completed(), pushes
 
 
 def test_no_pull_and_no_state_dict_ever_mixed_versions_or_went_back(ended: Ended) -> None:
@@ -229,11 +223,7 @@ def test_a_worker_stopped_in_its_backward_goes_on_with_the_version_it_had_and_it
     assert applied_in - 1 - computed_on >= 2 * 40, "so many versions came between"
 
 
-STOPPED_IN_COMMIT = """
-import torch
-from torch import nn
-import paceline
-
+STOPPED_IN_COMMIT = script("""
 model = nn.ParameterList(nn.Parameter(torch.zeros(2_000_000)) for _ in range(5))
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 model, optimizer = paceline.prepare(model, optimizer)
@@ -243,7 +233,7 @@ for step in range(40):
     optimizer.zero_grad(set_to_none=step % 2 == 0)
 paceline.finish()
 print("values", sorted({value for p in model for value in (p.min().item(), p.max().item())}))
-"""
+""")
 
 
 def test_the_last_version_is_not_torn_by_what_the_scripts_do_while_it_is_made(launch: Launch) -> None:

@@ -14,7 +14,7 @@ from support import nursery
 from support.launch import Launch
 from support.runs import Run, replayed, run, side_by_side
 from support.runs import ended as ended_run
-from support.scripts import training
+from support.scripts import script, training
 
 SAMPLES, EPOCHS = 640, 2  # 160 batches of 4 an epoch, 20 for each of eight workers
 STRAGGLER = """
@@ -32,13 +32,7 @@ kill = true
 """
 DETECTOR = "window=2,consecutive=1,min_gap=0.85"  # sees so great a slowness, and not that of a busy machine
 
-ONES = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
-
-import paceline
-
+ONES = script("""
 model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
 nn.init.zeros_(model.weight)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
@@ -47,7 +41,7 @@ for _ in loader:
     model.weight.sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
+""")
 """Every gradient is 1, so the weight says with which rate and momentum each version was made, whatever the order."""
 MOMENTUM = "sync-switch:switch_at=0.5,rescale=none,momentum="
 MADE = {
