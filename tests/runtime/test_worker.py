@@ -151,6 +151,16 @@ def test_a_stopped_worker_leaves_its_script_once_it_has_kept_what_was_ordered_be
         link.raise_if_interrupted()
 
 
+def test_an_order_to_keep_is_heard_even_if_another_thread_has_heard_of_the_stop(ends: Any) -> None:
+    link, coordinator = ends
+    link.say(FINISHED)
+    coordinator.send(messages.worker.Keep(40, 6, 1))
+    coordinator.send(messages.worker.StopTraining(at_once=False))
+    assert link.lease(3, Orders(ORDER, seed=0)) == messages.worker.EpochOver()
+    assert link.released() == Keep(snapshot=40, step=6, epoch=1)
+    assert link.released() is None
+
+
 def test_a_worker_that_waits_in_finish_keeps_what_is_ordered_meanwhile(ends: Any, monkeypatch: Any) -> None:
     link, coordinator = ends
     orders: list[Keep] = []
