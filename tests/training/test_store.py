@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import msgspec
+import numpy
 import pytest
 import safetensors.torch
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from paceline.ipc.memory import PAGE
 from paceline.store import store as store_module
 from paceline.store.chunks import cuts_of
-from paceline.store.store import Store, scalars_of, set_scalars
+from paceline.store.store import Store, scalars_of, set_scalars, unfit_rate
 from paceline.training.averages import merged
 from paceline.training.layout import ALIGNMENT, Layout, Places
 from paceline.training.tensor_bits import parameters_sha256
@@ -196,6 +197,23 @@ def test_hyperparameters_that_come_with_a_commit_hold_from_it_on() -> None:
     store.commit(0, 1, [(0, 1.0)])
     store.commit(1, 2, [(0, 1.0)])
     assert [slot[0].item() for slot in slots_of(store)] == [0.0, -0.25, -0.5]
+
+
+@pytest.mark.parametrize("rate", [numpy.float32(0.05), numpy.float64(0.02), numpy.int64(1)])
+def test_a_rate_that_the_script_sets_as_a_number_of_numpy_s_is_that_number_in_the_store(rate: Any) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    store = store_of(model, optimizer)
+    optimizer.param_groups[0]["lr"] = rate
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(scalars_of(optimizer)))
+    assert unfit_rate(sent) == ""
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    push(store, 0, [parameter.grad for parameter in model.parameters()])
+    store.set_scalars(sent)
+    store.commit(0, 1, [(0, 1.0)])
+    optimizer.step()
+    assert all(torch.equal(view, own) for view, own in zip(slots_of(store)[1], model.parameters(), strict=True))
 
 
 # --- the user's optimizer ---------------------------------------------------------------------------
