@@ -145,6 +145,8 @@ CHANGED = {
     "optimizer.param_groups = optimizer.param_groups[::-1]": "changed which parameters",
     "optimizer.param_groups[0]['rates'].mul_(2)": 'changed "rates"',
     "optimizer.param_groups[0]['rates'] = torch.ones(2)": 'changed "rates"',
+    "optimizer.add_param_group({'params': [rest]})": "add_param_group()",
+    "model[0].weight.data.clamp_(-0.001, 0.001)": 'changed the parameter "0.weight" after the first step',
     "optimizer.step = lambda STEP=None: None": "step() was replaced before prepare()",
 }
 
@@ -153,10 +155,10 @@ CHANGED = {
     ("protocol", "change"),
     each(
         [(protocol, change) for protocol in ("bsp", "all-reduce") for change in CHANGED],
-        default=[("bsp", list(CHANGED)[2])],
+        default=[("bsp", list(CHANGED)[2]), ("bsp", list(CHANGED)[6]), ("all-reduce", list(CHANGED)[7])],
     ),
 )
-def test_what_of_the_optimizer_can_t_be_followed_is_refused_in_one_line(
+def test_what_of_the_optimizer_and_its_parameters_can_t_be_followed_is_refused_in_one_line(
     protocol: str, change: str, launch: Launch
 ) -> None:
     ended = launch.run(GROUPS, "-n", "1", "-p", protocol, args=(change,))

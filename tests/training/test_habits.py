@@ -446,31 +446,6 @@ for epoch in range(2):
 torch.save(seen, f"{sys.argv[1]}.{paceline.worker()}")
 """)
 
-# --- refused --------------------------------------------------------------------------------------------
-
-REFUSED = script("""
-model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
-optimizer = torch.optim.Adam(model[0].parameters(), lr=0.1)
-state = optimizer.state_dict()
-model, optimizer = paceline.prepare(model, optimizer)
-for step in range(3):
-    optimizer.zero_grad()
-    model(torch.randn(3, 4)).square().mean().backward()
-    optimizer.step()
-    if step == 0:
-        {habit}
-print("went on")
-""")
-
-REFUSALS = {
-    "parameters are clamped": ("model[0].weight.data.clamp_(-0.001, 0.001)", '"0.weight"'),
-    "their data is replaced": ("model[0].weight.data = model[0].weight.data.clamp(-0.1, 0.1)", '"0.weight"'),
-    "a state is loaded": (
-        "state['state'] = {0: {'step': torch.ones(())}}; optimizer.load_state_dict(state)",
-        "before the first step",
-    ),
-    "a group is added": ("optimizer.add_param_group({'params': model[1].parameters()})", "add_param_group()"),
-}
 
 Runs = dict[str, Future[Run]]
 ALONE = {"loops": LOOPS, "loaded": LOADED, "fused": FUSED, "loader": LOADER}
@@ -496,8 +471,6 @@ def runs(folder: Path) -> Iterator[Runs]:
     calls["save"] = call("save", CHECKPOINTS, args=("save",))
     calls["resume"] = call("plain", CHECKPOINTS, args=("resume",))
     calls["stream"] = call("stream", STREAM, "-n", "2", "-p", "asp", "--saves", "all")
-    for name, (habit, _) in REFUSALS.items():
-        calls[name] = call(name, REFUSED.replace("{habit}", habit))
     with side_by_side(calls) as futures:
         yield futures
 
@@ -597,15 +570,6 @@ def test_a_sub_module_saved_in_mid_training_is_small_and_of_the_present_version(
     _assert_same(saved, present, "saved")
     _assert_same(of_whole, present, "saved whole")
     assert torch.equal(single, present["first.weight"])
-
-
-@pytest.mark.parametrize("what", REFUSALS)
-def test_what_comes_too_late_after_the_first_step_is_refused_in_one_line_with_its_name(what: str, runs: Runs) -> None:
-    ended = runs[what].result()
-    assert ended.code == 2, ended.out + ended.err
-    assert "Traceback" not in ended.out + ended.err
-    (line,) = [line for line in ended.err.splitlines() if line.startswith("paceline: ")]
-    assert REFUSALS[what][1] in line
 
 
 # --- with a loader --------------------------------------------------------------------------------------
