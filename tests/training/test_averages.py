@@ -121,17 +121,6 @@ def test_shares_are_of_about_the_same_size() -> None:
         done = now
 
 
-def test_a_small_model_is_the_first_share_s_alone() -> None:
-    model = nn.Linear(3, 3)
-    places = Places.new(Layout.of(model, torch.optim.SGD(model.parameters(), lr=1.0)), 0, 3)
-    places.push_area(0).gradients[0].fill_(1.0)
-    for part in (1, 2, 3):
-        AreaAverages(places).share([0, 1], 2, None, part, 4)
-        assert not places.push_area(2).gradients[0].any()
-    AreaAverages(places).share([0, 1], 2, None, 0, 4)
-    assert (places.push_area(2).gradients[0] == 0.5).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("weights", [[1 / 3] * 3, [0.2, 0.7, 0.1]])
 @pytest.mark.parametrize("missing", [[], [(0, 0), (1, 3), (2, 3), (0, 6), (1, 6), (2, 6)]])

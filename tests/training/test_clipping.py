@@ -78,42 +78,34 @@ def plain_clip(model: nn.Module, clip: Clip) -> None:
         clip_grad_value_(model.parameters(), clip.value)
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_stands_alone_is_clipped_to_the_bits_of_torch(name: str, clip: Clip) -> None:
+def trained(name: str, clip: Clip, weights: tuple[float, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    """What parameters are after each step: in a store that clips, and where torch clips their mean gradient."""
     plain = model_of_many()
     store = store_of(plain, OPTIMIZERS[name](plain.parameters()), clip=clip)
     optimizer = OPTIMIZERS[name](plain.parameters())
     for step in range(4):
-        gradients = gradients_of(plain, step, worker=0)
-        push(store, 0, gradients)
-        store.commit(step % 2, 1 - step % 2, [(0, 1.0)], threads=1 + step % 2)
-        for parameter, gradient in zip(plain.parameters(), gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
-        plain_clip(plain, clip)
-        optimizer.step()
-        for there, parameter in zip(store.places.slot(1 - step % 2), plain.parameters(), strict=True):
-            assert torch.equal(there, parameter)
-
-
-@pytest.mark.parametrize("clip", CLIPS)
-def test_the_mean_of_several_workers_is_clipped_and_not_each_gradient(clip: Clip) -> None:
-    plain = model_of_many()
-    store = store_of(plain, OPTIMIZERS["sgd"](plain.parameters()), clip=clip)
-    optimizer = OPTIMIZERS["sgd"](plain.parameters())
-    weights = (0.25, 0.75)
-    for step in range(3):
-        both = [gradients_of(plain, step, worker) for worker in range(WORKERS)]
-        for worker, gradients in enumerate(both):
+        every = [gradients_of(plain, step, worker) for worker in range(len(weights))]
+        for worker, gradients in enumerate(every):
             push(store, worker, gradients)
-        store.commit(step % 2, 1 - step % 2, list(enumerate(weights)))
-        for parameter, *gradients in zip(plain.parameters(), *both, strict=True):
+        store.commit(step % 2, 1 - step % 2, list(enumerate(weights)), threads=1 + step % 2)
+        for parameter, *gradients in zip(plain.parameters(), *every, strict=True):
             terms = [weight * one for one, weight in zip(gradients, weights, strict=True) if one is not None]
             parameter.grad = sum(terms[1:], terms[0]) if terms else None
         plain_clip(plain, clip)
         optimizer.step()
-        for there, parameter in zip(store.places.slot(1 - step % 2), plain.parameters(), strict=True):
-            torch.testing.assert_close(there, parameter.detach(), rtol=1e-5, atol=1e-6)
+        yield from zip(store.places.slot(1 - step % 2), plain.parameters(), strict=True)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_stands_alone_is_clipped_to_the_bits_of_torch(name: str, clip: Clip) -> None:
+    assert all(torch.equal(there, parameter) for there, parameter in trained(name, clip, (1.0,)))
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+def test_the_mean_of_several_workers_is_clipped_and_not_each_gradient(clip: Clip) -> None:
+    for there, parameter in trained("sgd", clip, (0.25, 0.75)):
+        torch.testing.assert_close(there, parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("clip", CLIPS)

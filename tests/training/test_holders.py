@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import ConfigError, PeerLost, RunFailed
+from paceline.errors import ConfigError, PeerLost
 from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Mapping, Region
 from paceline.ipc.messages.worker import MakeStep, SnapshotTaken
@@ -576,14 +576,6 @@ def test_a_sparse_gradient_is_refused_by_name(case: Case) -> None:
     with pytest.raises(ConfigError, match='the gradient of "small" is sparse'):
         case.holder.step()
     assert len(case.link.refused) == 1
-
-
-@of(*STORED)
-def test_who_owns_no_replica_steps_none(case: Case) -> None:
-    case.compute()
-    with pytest.raises(RunFailed, match="worker 0 was told to step a replica, and owns none"):
-        case.holder.step_replica(MakeStep(step=1, source=FIRST, target=SECOND, gradients=None))
-    assert case.shown() == [[3.0], [3.0], [3.0]]
 
 
 # --- which it is

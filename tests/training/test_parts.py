@@ -132,22 +132,6 @@ def test_the_state_put_together_is_the_optimizer_s_own_and_training_goes_on_from
     assert all(torch.equal(view, own) for view, own in zip(again.places.slot(slot), plain, strict=True))
 
 
-def test_channels_last_parameters_and_their_state_keep_their_form() -> None:
-    model = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    store = store_of(model, optimizer)
-    for step in range(3):
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        push(store, 0, [parameter.grad for parameter in model.parameters()])
-        store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)])
-        optimizer.step()
-    state = store.whole(store.begin_keeping()).state
-    for number, parameter in enumerate(model.parameters()):
-        assert torch.equal(store.places.slot(3 % SLOTS)[number], parameter)
-        assert torch.equal(state[number]["exp_avg"], optimizer.state[parameter]["exp_avg"])
-
-
 # --- lanes ------------------------------------------------------------------------------------------
 
 
@@ -210,18 +194,6 @@ def test_a_thread_has_so_much_to_do_that_it_is_worth_it(monkeypatch: pytest.Monk
         monkeypatch.setattr(store_module, "WORTH_A_THREAD", worth)
         found.append(len(store._lanes_for(8)))
     assert found == [1, 2, 4, 8]
-
-
-def test_the_number_of_threads_may_change_from_commit_to_commit() -> None:
-    finals = []
-    for order in ((1, 1, 1, 1, 1, 1), (1, 8, 2, 3, 8, 1)):
-        model = model_of()
-        store = store_of(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-        for step, threads in enumerate(order):
-            pushed_to(store, seed=step)
-            made = store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 0.25), (1, 0.75)], threads=threads)
-        finals.append((made.checksum, [view.tolist() for view in store.places.slot(len(order) % SLOTS)]))
-    assert finals[0] == finals[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -18,7 +18,7 @@ from paceline.training.device import device_push
 from paceline.training.device.copier import Copier
 from paceline.training.device.device_push import DeviceGradients
 from paceline.training.holders import push
-from paceline.training.holders.buckets import Filling, buckets_of
+from paceline.training.holders.buckets import buckets_of
 from paceline.training.holders.choice import holder_of
 from paceline.training.holders.push import AreaPush, OverlappedPush
 from paceline.training.holders.stored import WindowHolder
@@ -363,14 +363,6 @@ def test_gradients_are_told_as_autograd_makes_them_and_are_there_by_then() -> No
     assert not case.withdrawals
 
 
-def test_what_holds_is_not_copied_once_more_at_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, copies = Told(), Mock()
-    case.backward()
-    monkeypatch.setattr(torch, "_foreach_copy_", copies)
-    case.push.fill()
-    copies.assert_not_called()
-
-
 def test_a_bucket_is_told_once_its_last_gradient_is_there() -> None:
     case = Told()
     sum(case.model.parts[number].sum() for number in range(3)).backward()
@@ -517,14 +509,3 @@ def test_a_bucket_has_the_bytes_of_its_own_parameters_and_no_others() -> None:
         for bucket in buckets:
             within = [number for number in offsets if bucket.begin <= offsets[number] < bucket.end]
             assert within == list(bucket.numbers)
-
-
-def test_a_bucket_is_full_with_the_last_gradient_that_is_waited_for() -> None:
-    model = Model()
-    layout = Layout.of(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    first, second, *_ = buckets = buckets_of(layout, 128)
-    filling = Filling(buckets, {0, 1, 2})
-    assert [filling.came(1), filling.came(0), filling.came(2)] == [None, first, second]
-    assert filling.full(first)
-    filling.empty()
-    assert not filling.full(first)

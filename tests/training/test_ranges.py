@@ -203,15 +203,6 @@ def test_what_is_no_number_is_found_by_the_store_whose_range_has_it() -> None:
     assert (found, last.name) == ([None, None, NotFinite("8", 1)], "8")
 
 
-def test_a_store_without_a_range_changes_nothing_and_has_the_buffers() -> None:
-    one, none = store_of("SGD"), store_of("SGD", within=(0, 0))
-    make("SGD", [one], 0)
-    before = version(none, 1)
-    assert make("SGD", [none], 0) == CommitResult(None, 0)
-    assert version(none, 1) == before
-    assert none.buffers.keys() == one.buffers.keys()
-
-
 # --- what they begin with
 
 
@@ -239,18 +230,6 @@ def test_each_range_takes_its_part_of_a_state_that_is_adopted() -> None:
         store.load(unpacked(state))
     assert whole_of(shards).state.keys() == set(range(9))
     train_alike("AdamW", one, shards, range(STEPS))
-
-
-def test_what_others_begin_with_is_kept_until_it_is_passed_on_or_training_begins(tmp_path: Path) -> None:
-    one, (first, second) = store_of("SGD", trained=True), shards_of("SGD", 2)
-    one.keep(one.begin_keeping(), 0, tmp_path / "store")
-    one.restore(tmp_path / "store", 0, {}, "mean")
-    assert (one._to_pass_on, first._to_pass_on is None) == (None, False), "there are no others where one makes all"
-    second.begin_with(first.pass_on())
-    assert (first._to_pass_on, second._to_pass_on) == (None, None)
-    (first, second) = shards_of("SGD", 2)
-    make("SGD", [first, second], 0)
-    assert (first._to_pass_on, second._to_pass_on) == (None, None)
 
 
 # --- ranges that are taken over

@@ -18,7 +18,7 @@ from paceline.store import chunks as parts_module
 from paceline.store import snapshots
 from paceline.store import store as store_module
 from paceline.store.chunks import Chunk
-from paceline.store.snapshots import OfReplica, OfStore, OfWorker
+from paceline.store.snapshots import OfStore, OfWorker
 from paceline.store.store import Scalars, Store
 from paceline.training.layout import Layout, Places
 from paceline.training.packing import load, packed, packs, save, unpacked
@@ -174,19 +174,6 @@ def test_a_commit_waits_only_for_the_part_that_is_being_copied(monkeypatch: pyte
     assert not commit.is_alive()
 
 
-def test_a_restored_run_of_small_parameters_is_still_stepped_as_one(tmp_path: Path) -> None:
-    cut, again = store_of("AdamW"), store_of("AdamW")
-    train(cut, range(1))
-    assert any(part.merged for part in cut.parts)
-    cut.keep(cut.begin_keeping(), 1, tmp_path / "store")
-    again.restore(tmp_path / "store", 1, {}, "mean")
-    assert any(part.merged for part in cut.parts)
-    scalar = cut.names.index("5.factor")
-    expected = [part.merged and scalar not in [s.number for s in part.pieces[0].spans] for part in cut.parts]
-    assert [part.merged for part in again.parts] == expected
-    assert sum(expected) == sum(part.merged for part in cut.parts) - 1 > 0
-
-
 def test_a_worker_that_the_snapshot_lacks_begins_with_the_buffers_that_a_recorded_version_has(tmp_path: Path) -> None:
     store = store_of("AdamW")
     train(store, range(2))
@@ -242,12 +229,6 @@ def test_the_digest_that_is_returned_is_the_file_s(tmp_path: Path) -> None:
         assert snapshots.write_packed(tmp_path / "worker", file.fileno()) == hashlib.sha256(packing).hexdigest()
     assert snapshots.unpack((tmp_path / "worker").read_bytes()).kept == {"ema": {"step": 3}}
     assert snapshots.read(OfWorker, tmp_path / "worker").kept == {"ema": {"step": 3}}
-
-
-def test_a_replica_s_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    one = OfReplica(parameters={"a.b": torch.ones(2)}, buffers={"a.b": torch.zeros(2, dtype=torch.int32)})
-    snapshots.write(tmp_path / "replica", one)
-    assert same(load(tmp_path / "replica"), {"parameters": one.parameters, "buffers": one.buffers})
 
 
 # --- trees
