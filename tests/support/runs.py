@@ -74,6 +74,13 @@ class Run:
         assert self.code == 0, f"exit code {self.code}\n--- standard output\n{self.out}\n--- standard error\n{self.err}"
         return self
 
+    def refused(self, said: str) -> Run:
+        """This run, which must have been refused for what the user gave: this is said once, without a traceback."""
+        assert self.code == 2, self.out + self.err
+        assert "Traceback" not in self.out + self.err
+        assert " ".join(self.err.split()).count(said) == 1, self.err
+        return self
+
 
 def run(
     script: str | Path,
