@@ -3,7 +3,7 @@ in this process. Where floating-point numbers are compared, every bit is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from support.orders import epoch_order
 from support.runs import Run, run, side_by_side
@@ -447,6 +447,8 @@ torch.save(seen, f"{sys.argv[1]}.{paceline.worker()}")
 """)
 
 
+same_bits = partial(torch.testing.assert_close, rtol=0.0, atol=0.0)
+
 Runs = dict[str, Future[Run]]
 ALONE = {"loops": LOOPS, "loaded": LOADED, "fused": FUSED, "loader": LOADER}
 
@@ -492,12 +494,13 @@ class Twins:
         here, there = self.plain_seen[habit], self.seen[habit]
         assert not isinstance(here, str), here
         assert not isinstance(there, str), there
-        _assert_same(there, here, habit)
-        final, begun = self.ended.final(), self.begun.state_dict()
-        names = [name for name in begun if name.startswith(f"{habit}.")]
-        for name in names:
-            assert torch.equal(final[name], self.model.state_dict()[name]), name
-        assert any(not torch.equal(final[name], begun[name]) for name in names)
+        same_bits(there, here)
+        final, trained, begun = (
+            {name: value for name, value in state.items() if name.startswith(f"{habit}.")}
+            for state in (self.ended.final(), self.model.state_dict(), self.begun.state_dict())
+        )
+        same_bits(final, trained)
+        assert any(not torch.equal(value, begun[name]) for name, value in final.items())
         return here
 
 
@@ -517,24 +520,6 @@ def loops(runs: Runs, folder: Path) -> Twins:
 @pytest.fixture(scope="module")
 def loaded(runs: Runs, folder: Path) -> Twins:
     return _twins("loaded", runs, folder)
-
-
-def _assert_same(left: Any, right: Any, where: str) -> None:
-    """The same structure with the same bits."""
-    assert isinstance(left, Mapping) if isinstance(right, Mapping) else type(left) is type(right), where
-    if isinstance(right, Tensor):
-        assert left.dtype == right.dtype, where
-        assert torch.equal(left, right), f"{where}: {left} is not {right}"
-    elif isinstance(right, Mapping):
-        assert left.keys() == right.keys(), where
-        for key in right:
-            _assert_same(left[key], right[key], f"{where}[{key!r}]")
-    elif isinstance(right, list | tuple):
-        assert len(left) == len(right), where
-        for number, (one, other) in enumerate(zip(left, right, strict=True)):
-            _assert_same(one, other, f"{where}[{number}]")
-    else:
-        assert left == right, where
 
 
 # --- without a loader -----------------------------------------------------------------------------------
@@ -567,8 +552,8 @@ def test_gradients_that_are_zeroed_in_place_or_removed_are_as_in_plain_pytorch(l
 
 def test_a_sub_module_saved_in_mid_training_is_small_and_of_the_present_version(loops: Twins) -> None:
     saved, single, of_whole, present, _ = loops.same("saved_sub_module")
-    _assert_same(saved, present, "saved")
-    _assert_same(of_whole, present, "saved whole")
+    same_bits(saved, present)
+    same_bits(of_whole, present)
     assert torch.equal(single, present["first.weight"])
 
 
@@ -607,7 +592,7 @@ def test_a_fused_optimizer_unscales_and_skips_what_a_scaler_leaves_to_it(runs: R
     scales = twin.train(model, optimizer)
     assert scales[3] == scales[2] / 2
     assert torch.load(folder / "fused") == scales
-    _assert_same(final, model.state_dict(), "final")
+    same_bits(final, model.state_dict())
 
 
 def test_one_worker_s_batch_norm_is_plain_pytorch_s(loaded: Twins) -> None:
@@ -620,9 +605,9 @@ def test_one_worker_s_batch_norm_is_plain_pytorch_s(loaded: Twins) -> None:
 
 def test_the_optimizer_s_state_after_some_steps_is_plain_pytorch_s(runs: Runs, folder: Path) -> None:
     runs["save"].result().completed()
-    _assert_same(torch.load(folder / "save")["optimizer"], torch.load(folder / "plain")["optimizer"], "optimizer")
+    same_bits(torch.load(folder / "save")["optimizer"], torch.load(folder / "plain")["optimizer"])
     begun = functions_of(CHECKPOINTS).build(3)[1].state_dict()
-    _assert_same(torch.load(folder / "save")["begun"], begun, "begun")
+    same_bits(torch.load(folder / "save")["begun"], begun)
     assert (folder / "save").stat().st_size < 2 * (folder / "plain").stat().st_size
 
 
@@ -634,7 +619,7 @@ def test_a_checkpoint_of_a_run_goes_on_in_plain_pytorch_and_one_of_plain_pytorch
     twin = functions_of(CHECKPOINTS)
     model, optimizer = twin.build(4, rate=0.5)
     twin.resume(model, optimizer, torch.load(folder / saved))
-    _assert_same(final, model.state_dict(), "resumed")
+    same_bits(final, model.state_dict())
 
 
 # --- loaders --------------------------------------------------------------------------------------------
@@ -660,8 +645,8 @@ def test_a_loader_s_own_samplers_collate_fn_and_processes_decide_what_its_batche
     loader.dataset.offset = 0.5  # as `started` does in a loader's process
     here = twin.train(model, optimizer, Ordered(loader))
     assert there["length"] == len(loader)
-    _assert_same(there["seen"], here["seen"], "seen")
-    _assert_same(ended.final(), model.state_dict(), "final")
+    same_bits(there["seen"], here["seen"])
+    same_bits(ended.final(), model.state_dict())
     first, second = ([one for ids, *_ in there["seen"][at : at + 6] for one in ids] for at in (0, 6))
     assert len(first) == 27
     assert sorted(first) != sorted(second)

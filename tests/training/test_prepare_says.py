@@ -157,32 +157,21 @@ def test_lbfgs_which_asks_for_several_gradients_a_step_is_refused_in_one_line() 
 # --- a script that prepares once more
 
 
-CASES = {
-    "a notebook's cell, or a function called twice": (
-        {"model": True, "optimizer": True, "steps": True, "over": False},
-        "returned",
-    ),
-    "the second of two networks": (
-        {"model": False, "optimizer": False, "steps": False, "over": False},
-        "one module that holds",
-    ),
-    "another optimizer half way": ({"model": True, "optimizer": False, "steps": True, "over": False}, "param_groups"),
-    "a second optimizer at the start": (
-        {"model": True, "optimizer": False, "steps": False, "over": False},
-        "groups for its parts",
-    ),
-    "the next fold": ({"model": False, "optimizer": False, "steps": True, "over": True}, "train.py --fold $k"),
-    "the next fold, without finish()": (
-        {"model": False, "optimizer": False, "steps": True, "over": False},
-        "each fold, trial",
-    ),
-    "a second phase": ({"model": True, "optimizer": False, "steps": True, "over": True}, "or phase a run of its own"),
+T, F = True, False
+CASES = {  # the same model, the same optimizer, steps were made, the training is over
+    "a notebook's cell, or a function called twice": ((T, T, T, F), "returned"),
+    "the second of two networks": ((F, F, F, F), "one module that holds"),
+    "another optimizer half way": ((T, F, T, F), "param_groups"),
+    "a second optimizer at the start": ((T, F, F, F), "groups for its parts"),
+    "the next fold": ((F, F, T, T), "train.py --fold $k"),
+    "the next fold, without finish()": ((F, F, T, F), "each fold, trial"),
+    "a second phase": ((T, F, T, T), "or phase a run of its own"),
 }
 
 
 @pytest.mark.parametrize("what", CASES)
 def test_the_advice_fits_the_case(what: str) -> None:
-    case, said = CASES[what]
-    line = prepared_again("/somewhere/train.py", **case)
+    (model, optimizer, steps, over), said = CASES[what]
+    line = prepared_again("/somewhere/train.py", model=model, optimizer=optimizer, steps=steps, over=over)
     assert said in line
     assert "\n" not in line

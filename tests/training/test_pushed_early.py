@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import ConfigError
 from paceline.ipc.messages.worker import Accumulated, Withdrawn
 from paceline.training.device import copier as copier_module
 from paceline.training.device import device_push
@@ -393,15 +392,6 @@ def test_gradients_that_are_changed_to_what_they_were_still_hold() -> None:
         case.step()
     assert not case.withdrawals
     assert len(case.told) == 6
-
-
-def test_a_sparse_gradient_is_refused_as_ever() -> None:
-    model = nn.Embedding(4, 16, sparse=True)
-    case = Told(model)
-    model(torch.tensor([1])).sum().backward()
-    assert case.told == []
-    with pytest.raises(ConfigError, match="sparse"):
-        case.push.fill()
 
 
 def test_it_is_what_a_run_that_is_told_has_where_a_model_takes_a_link_some_time() -> None:

@@ -338,10 +338,6 @@ def test_a_script_that_goes_on_from_any_snapshot_ends_as_one_that_was_not_interr
         assert run.version == EPOCHS * BATCHES
 
 
-def test_snapshots_change_no_bit_of_the_run_that_takes_them(tmp_path: Path) -> None:
-    assert same(Script().run(OneWorker(tmp_path)), Script().run(OneWorker(tmp_path, takes=False)))
-
-
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_script_whose_loops_make_two_passes_each_ends_after_its_loops_and_goes_on_from_any_snapshot(
     loop: str, tmp_path: Path
