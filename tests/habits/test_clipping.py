@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 import tomllib
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from paceline.cli.main import main
 from support.launch import Launch
 from support.scripts import script
+from support.sound import sound
 from support.suites import each
 
 SCRIPT = script("""
@@ -68,7 +66,7 @@ def weights(text: str) -> list[float]:
 
 @pytest.mark.parametrize("protocol", each(EACH, default=("bsp", "all-reduce", "asp")))
 def test_what_is_clipped_is_the_mean_or_each_update_that_stands_alone_and_again_in_a_replay(
-    protocol: str, launch: Launch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    protocol: str, launch: Launch
 ) -> None:
     ended = launch.run(SCRIPT, "-p", protocol, *FLAGS, args=("none", NORM)).completed()
     expected = EACH[protocol]
@@ -81,8 +79,7 @@ def test_what_is_clipped_is_the_mean_or_each_update_that_stands_alone_and_again_
     with closing(sqlite3.connect(ended.folder / "ledger.sqlite")) as ledger:
         noted = ledger.execute("SELECT value FROM run WHERE key = 'clip_grad_norm'").fetchone()
     assert json.loads(noted[0]) == 1.0
-    assert main(["check", str(ended.folder)]) == 0
-    assert main(["replay", str(ended.folder)]) == 0, capfd.readouterr().err
+    sound(ended)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +107,4 @@ def test_nothing_is_said_where_nothing_is_clipped(own: str, launch: Launch) -> N
     ],
 )
 def test_what_does_not_fit_the_option_is_refused_in_one_line(own: str, line: str, launch: Launch) -> None:
-    ended = launch.run(SCRIPT, "-p", "bsp", *FLAGS, args=(own, NORM))
-    assert ended.code == 2
-    assert line in " ".join(ended.err.split())
-    assert "Traceback" not in ended.err
-    shutil.rmtree(ended.folder, ignore_errors=True)
+    launch.run(SCRIPT, "-p", "bsp", *FLAGS, args=(own, NORM)).refused(line)

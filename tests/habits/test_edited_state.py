@@ -7,6 +7,7 @@ import pytest
 from support.launch import Launch
 from support.replays import broken_replay
 from support.scripts import script
+from support.sound import sound
 from support.suites import each
 
 SCRIPT = script("""
@@ -74,7 +75,7 @@ def test_two_workers_edits_are_one_and_the_replay_ends_on_the_same_bits(edit: st
     """Both compute the same gradients, whose mean is one worker's to the bit."""
     ended = launch.run(SCRIPT, "-n", "2", "-p", "bsp", args=(EDITS[edit],)).completed()
     assert [float(said.split()[0]) for said in ended.out.split("apart by")[1:]] == [0.0]
-    assert not broken_replay(ended)
+    sound(ended)
 
 
 @pytest.mark.long
@@ -97,14 +98,10 @@ def test_under_every_protocol_a_run_with_edits_is_replayed_to_the_same_bits(prot
 )
 def test_what_other_workers_can_t_follow_is_refused_in_one_line(protocol: str, edit: str, launch: Launch) -> None:
     ended = launch.run(SCRIPT, "-n", "1", "-p", protocol, args=(EDITS[edit],))
-    assert ended.code == 2
-    assert "changed the optimizer's state after the first step" in ended.err
-    assert "Traceback" not in ended.out + ended.err
+    ended.refused("changed the optimizer's state after the first step")
 
 
 @pytest.mark.parametrize("protocol", each(STORES, default=["asp"]))
 def test_workers_that_edit_the_state_in_two_ways_are_refused_in_one_line(protocol: str, launch: Launch) -> None:
     ended = launch.run(SCRIPT, "-n", "2", "-p", protocol, args=(EDITS["in one worker"],))
-    assert ended.code == 2
-    assert "changed the optimizer's state in another way" in ended.err
-    assert "Traceback" not in ended.out + ended.err
+    ended.refused("changed the optimizer's state in another way")

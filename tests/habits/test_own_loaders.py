@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from paceline.cli.main import main
 from support.launch import Launch
-from support.replays import broken_replay
 from support.runs import Run
 from support.scripts import script, training
+from support.sound import sound
 from support.suites import each
 
 SCRIPT = script("""
@@ -144,8 +143,7 @@ def trained(launch: Launch, name: str, *flags: str, loaders: int = 0, workers: i
     """A run with a loader of that class, checked and replayed."""
     flags = ("-n", str(workers), "--threads", "1", "--seed", "4", *flags)
     run = launch.run(SCRIPT, *flags, args=(name, str(loaders))).completed()
-    assert main(["check", str(run.folder)]) == 0
-    assert broken_replay(run) == []
+    sound(run)
     return run
 
 
@@ -178,8 +176,7 @@ def test_each_worker_uses_its_items_of_what_a_ready_iterator_gives(loaders: int,
 
 def test_a_stream_that_has_neither_a_length_nor_an_end_is_refused(launch: Launch) -> None:
     run = launch.run(SCRIPT, "-n", "2", args=("Endless", "0"))
-    assert run.code == 2
-    assert "prepare() got a Endless, whose batches don't come of its batch sampler alone" in run.err
+    run.refused("prepare() got a Endless, whose batches don't come of its batch sampler alone")
     assert run.err.count("\n") == 1
 
 
@@ -276,8 +273,7 @@ def test_a_script_that_repeats_kept_batches_has_all_of_its_passes_counted(protoc
     assert run.rows("SELECT 1 FROM facts WHERE kind = 'GradientReady' AND json_extract(body, '$.weight')") == []
     assert len(run.rows("SELECT 1 FROM versions WHERE samples > 60")) > 2
     assert run.rows("SELECT max(samples) FROM versions") == [(180,)]
-    assert main(["check", str(run.folder)]) == 0
-    assert broken_replay(run) == []
+    sound(run)
 
 
 @pytest.mark.parametrize("protocol", each(["bsp", "all-reduce"], default=("bsp",)))
@@ -292,5 +288,4 @@ def test_a_run_whose_script_repeats_batches_goes_on_with_all_that_counted(protoc
     assert "no step was made: the run had used all batches of its epochs" in over.err + over.out
     assert over.summary["samples"] == 60 + 2 * 28
     assert over.summary["segments"] == 3
-    assert main(["check", str(over.folder)]) == 0
-    assert broken_replay(over) == []
+    sound(over)
