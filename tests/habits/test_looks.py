@@ -16,6 +16,7 @@ from paceline.records import violations
 from support.launch import Launch
 from support.runs import Run
 from support.scripts import script
+from support.sound import sound
 from support.suites import each
 
 SCRIPT = script("""
@@ -114,8 +115,7 @@ def test_a_worker_can_look_while_another_one_looks_at_all_that_is_left_of_the_ep
 ) -> None:
     ended = launch.run(WHILE_ANOTHER_LOOKS, "-n", "2", "-p", "asp", "--threads", "1", args=(str(tmp_path),)).completed()
     assert (ended.summary["samples"], ended.summary["samples_missed"]) == (128, 0)
-    assert main(["check", str(ended.folder)]) == 0
-    assert main(["replay", str(ended.folder), "--out", str(tmp_path / "again")]) == 0
+    sound(ended)
 
 
 def test_a_run_is_the_same_to_the_bit_with_a_look_and_without(launch: Launch) -> None:
@@ -134,8 +134,7 @@ def test_a_run_is_the_same_to_the_bit_with_a_look_and_without(launch: Launch) ->
 
 def test_a_loop_that_goes_on_after_another_one_has_trained_is_refused(launch: Launch) -> None:
     run = launch.run(SCRIPT, "-n", "2", "-p", "asp", "--max-seconds", "20", args=("nested", "0", "8"))
-    assert run.code == 2
-    assert "one loop at a time: give the other loop a DataLoader of its own" in run.err
+    run.refused("one loop at a time: give the other loop a DataLoader of its own")
     assert run.err.count("\n") == 1
 
 
