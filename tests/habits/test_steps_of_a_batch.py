@@ -12,9 +12,9 @@ import paceline
 from paceline.cli.main import main
 from paceline.errors import ConfigError
 from support.launch import Launch
-from support.replays import broken_replay
 from support.runs import Run
 from support.scripts import script
+from support.sound import sound
 from support.suites import each
 
 MODEL = """
@@ -161,8 +161,7 @@ def test_workers_make_the_step_of_the_whole_batch(habit: str, protocol: str, wor
 def test_each_batch_is_counted_once_and_a_replay_has_the_same_bits(habit: str, protocol: str, launch: Launch) -> None:
     run = train(launch, habit, protocol, 2, 6)
     assert run.summary["samples"] + run.summary["samples_missed"] == 12
-    assert main(["check", str(run.folder)]) == 0
-    assert broken_replay(run) == []
+    sound(run)
 
 
 ZEROED = script("""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -29,8 +31,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> Followed:
 
 
 def test_a_tie_is_seen_once_and_the_same_tie_again_is_no_change(followed: Followed) -> None:
-    model = followed.model
-    assert isinstance(model, Net)
+    model: Any = followed.model
     before = followed.structure
     model.out.weight = model.embed.weight
     assert followed.touched
@@ -44,16 +45,14 @@ def test_a_tie_is_seen_once_and_the_same_tie_again_is_no_change(followed: Follow
 
 
 def test_a_forward_that_puts_a_new_tensor_in_a_buffers_place_changes_nothing(followed: Followed) -> None:
-    model = followed.model
-    assert isinstance(model, Net)
+    model: Any = followed.model
     model.norm.running_mean = torch.ones(3)
     assert not followed.touched
     assert followed.look() is None
 
 
 def test_pruning_renames_a_parameter_and_adds_a_mask_which_a_second_pruning_replaces(followed: Followed) -> None:
-    model = followed.model
-    assert isinstance(model, Net)
+    model: Any = followed.model
     prune.l1_unstructured(model.out, "weight", 0.3)
     structure = followed.look()
     assert structure is not None
@@ -66,8 +65,7 @@ def test_pruning_renames_a_parameter_and_adds_a_mask_which_a_second_pruning_repl
 
 
 def test_what_is_removed_and_moved_is_seen_when_the_model_is_looked_at(followed: Followed) -> None:
-    model = followed.model
-    assert isinstance(model, Net)
+    model: Any = followed.model
     del model.out
     model.moved = model.norm
     del model.norm
@@ -78,8 +76,7 @@ def test_what_is_removed_and_moved_is_seen_when_the_model_is_looked_at(followed:
 
 
 def test_a_model_takes_its_former_shape_for_a_while(followed: Followed) -> None:
-    model = followed.model
-    assert isinstance(model, Net)
+    model: Any = followed.model
     before, x = Shape(model), torch.ones(1, 3)
     whole = model.out(x)
     prune.l1_unstructured(model.out, "weight", 0.5)
@@ -90,11 +87,10 @@ def test_a_model_takes_its_former_shape_for_a_while(followed: Followed) -> None:
 
 
 def test_a_former_shape_has_a_parametrization_that_was_removed_and_the_mode_of_now(followed: Followed) -> None:
-    model = followed.model
-    assert isinstance(model, Net)
+    model: Any = followed.model
     parametrizations.weight_norm(model.out)
     with torch.no_grad():
-        model.out.parametrizations.weight.original0.mul_(2.0)  # type: ignore[union-attr, operator]
+        model.out.parametrizations.weight.original0.mul_(2.0)
     shape, weight = Shape(model), model.out.weight.detach().clone()
     parametrize.remove_parametrizations(model.out, "weight")
     model.out.weight.data.zero_()
