@@ -555,20 +555,6 @@ def test_a_version_has_its_name_only_when_its_bytes_are_on_disk_and_the_name_the
     assert synced == [(str(tmp_path / "version.unfinished"), False), (str(tmp_path), True)]
 
 
-def test_a_version_that_could_not_be_written_leaves_no_file_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(tensors: Any, file: Path, metadata: Any) -> None:
-        file.write_bytes(b"half")
-        raise OSError("no space left on device")
-
-    store = store_of(*small())
-    monkeypatch.setattr(store_module, "save_file", full)
-    with pytest.raises(OSError, match="no space left"):
-        store.version(0, [0], "mean").record(tmp_path / "version.safetensors")
-    assert not (tmp_path / "version.safetensors").exists()
-
-
 @pytest.mark.parametrize("buffers", [True, False])
 def test_what_buffers_take_ends_with_the_last_one_though_their_place_is_filled_up(buffers: bool) -> None:
     """Another host fetches so many bytes with each update."""
