@@ -140,6 +140,7 @@ ONCE_EACH: list[tuple[list[int], list[int], float]] = [([k], [], 2**k) for k in 
         ("all batches of a loop at first, of which some are left out", "FKKegszFgsz", [([0], [], 1), ([3], [1, 2], 8)]),
         ("a step after the end of an epoch", "FgFgesz", [([0, 1], [], 3)]),
         ("a look at the data, to its end", "FFFeFgsz", [([3], [0, 1, 2], 8)]),
+        ("a look at the data, to its end, of which one batch is put by", "FPFegsz", [([2], [0, 1], 4)]),
         ("a step without any gradient", "FsFgsz", [([], [], 0), ([1], [0], 2)]),
         ("a gradient of no batch", "gsz", [([], [], 0)]),
         ("copies that are fetched ahead", "CCgszCgszCgszegsz", [([k], [], 2**k) for k in range(4)]),
@@ -185,6 +186,7 @@ def test_a_step_stands_for_the_batches_that_its_gradients_are_of(what: str, lett
         ("two steps of each batch of a list", "YYYelygszgszygszgszygszgszygsz", [[], [], [], [], [], [], [0]]),
         ("the same, in another order", "YYYelygszgszygszgszygszgszrygszgsz", [[], [], [], [], [], [], [1], []]),
         ("a cycle, and then another loop", "YgszYgszeygszFgszgsz", [[], [], [0], [], []]),
+        ("a loop of which all but the last batch are kept", "YgszYgszCgszegsz", [[], [], [], []]),
         ("a cycle after a loop of which nothing is kept", "FgszFgszFgszeYgszYgszeygszygsz", [[]] * 5 + [[3], [4]]),
     ],
 )
