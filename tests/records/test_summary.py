@@ -175,33 +175,6 @@ def test_an_update_that_arrives_after_its_worker_declined_another_step_has_no_le
     assert summed_up(tally)["steps"] == 1
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("pace", [0.01, 0.1, 2.0])
-def test_the_four_seconds_of_a_worker_sum_to_its_time_in_the_run(seed: int, pace: float) -> None:
-    """Whether the times of its steps are less than that, or more."""
-    rng = random.Random(seed)
-    tally = Tally()
-    here: dict[int, float] = {}
-    stayed: Counter[int] = Counter()
-
-    def record(fact: Fact, orders: tuple[Order, ...]) -> None:
-        tally.record(fact, orders)
-        match fact:
-            case TrainingBegan(members=members):
-                here.update({worker: fact.at for worker, _, _ in members})
-            case WorkerJoined(worker=worker):
-                here[worker] = fact.at
-            case WorkerLeft(worker=worker):
-                stayed[worker] += fact.at - here.pop(worker)  # type: ignore[assignment]
-            case UpdateArrived(worker=worker):
-                tally.step_times(worker, StepTimes(fact.at, *(rng.random() * pace for _ in range(5))))
-
-    History("asp", seed, on_record=record).run()
-    for row in summed_up(tally)["per_worker"]:
-        assert sum(row[part] for part in PARTS) == pytest.approx(stayed[row["worker"]])
-        assert min(row[part] for part in PARTS) >= 0
-
-
 def test_copies_of_devices_add_up_beside_the_parts_of_a_worker_s_time_and_are_null_where_it_had_none() -> None:
     tally = told(began(0, 1, 2))
     for copies in ((0.5, 0.25), (0.125, None)):
