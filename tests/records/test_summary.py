@@ -20,7 +20,6 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
-    WorkerResumed,
 )
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.errors import ConfigError
@@ -134,38 +133,6 @@ def test_counts_and_staleness_are_what_the_ledger_says(protocol: str, seed: int,
     assert summary["steps_per_second"] == pytest.approx(len(steps) / (history.at - 0.5))
     assert summary["samples_per_second"] == pytest.approx(100 / (history.at - 0.5))
     assert not tally.model.outcomes.ready, "what is applied or dropped is forgotten"
-
-
-def largest_leads(pairs: list[tuple[Fact, tuple[Order, ...]]]) -> dict[int, int]:
-    """By looking at everybody each time."""
-    finished: dict[int, int] = {}
-    found: dict[int, int] = {}
-    least = 0
-    for fact, _ in pairs:
-        match fact:
-            case TrainingBegan(members=members):
-                finished = {worker: 0 for worker, _, _ in members}
-                found = dict(finished)
-            case WorkerJoined(worker=worker) | WorkerResumed(worker=worker):
-                finished[worker] = least
-            case StepDeclined(worker=worker) | WorkerLeft(worker=worker):
-                finished.pop(worker, None)
-            case UpdateArrived(worker=worker):
-                finished[worker] += 1
-                found[worker] = max(found[worker], finished[worker] - min(finished.values()))
-        least = min(finished.values(), default=least)
-    return found
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_largest_lead_is_over_the_slowest_that_was_still_working(protocol: str, seed: int) -> None:
-    tally = Tally()
-    history = History(protocol, seed, pauses=0.1, on_record=tally.record).run()
-    leads = {row["worker"]: row["max_lead"] for row in summed_up(tally)["per_worker"]}
-    assert leads == largest_leads(history.pairs)
-    if protocol.startswith("ssp"):
-        assert max(leads.values()) <= int(protocol[-1]) + 1
 
 
 def test_an_update_that_arrives_after_its_worker_declined_another_step_has_no_lead() -> None:
