@@ -76,7 +76,15 @@ H100 = {"name": "NVIDIA H100 80GB HBM3", "memory": 85_017_493_504, "to": 55.24e9
 TOLD: dict[str, Any] = {"torch": "2.13.0+cu126", "cuda": "12.6", "unusable": "", "unlocked": "", "devices": [H100]}
 WITHOUT_CUDA = TOLD | {"torch": "2.13.0+cpu", "cuda": None, "devices": []}
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."
+UNUSABLE = TOLD | {"devices": [], "unusable": OLD_DRIVER}
 OTHER_BITS = json.dumps({"versions": 4, "final_parameters_sha256": "0" * 64, "wall_seconds": 0.1})
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with the driver's file for one GPU."""
+    monkeypatch.setattr(devices, "there", lambda: 1)
+    monkeypatch.delenv(devices.VARIABLE, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -95,47 +103,28 @@ OTHER_BITS = json.dumps({"versions": 4, "final_parameters_sha256": "0" * 64, "wa
         ("self-test", subprocess, "run", ended(3, err="a\nworker 0 died\n"), "exit code 3: worker 0 died: mend"),
         ("self-test", subprocess, "run", ended(0, OTHER_BITS), "results can't be trusted here"),
         ("self-test", subprocess, "run", raising(subprocess.TimeoutExpired("paceline", 9)), "timed out after 9"),
+        ("GPUs", subprocess, "run", ended(0, json.dumps(WITHOUT_CUDA)), f"--force-reinstall torch=={TORCH}, "),
+        ("GPUs", subprocess, "run", ended(0, json.dumps(UNUSABLE)), f"can use none: {OLD_DRIVER}: see whether"),
+        (
+            "GPUs",
+            subprocess,
+            "run",
+            ended(1, err="Traceback\nRuntimeError: 999\n"),
+            "exit code 1: RuntimeError: 999: me",
+        ),
+        ("GPUs", subprocess, "run", ended(-11), "exit code -11: it said nothing: mend what it says, and look again"),
+        ("GPUs", subprocess, "run", raising(subprocess.TimeoutExpired("python", 90)), "timed out after 90"),
+        ("GPUs", subprocess, "run", ended(0, "no JSON\n"), "JSONDecodeError"),
     ],
 )
 def test_what_is_wrong_is_found_and_what_to_do_is_said(
-    check: str, where: Any, what: str, stand_in: Any, said: str, monkeypatch: pytest.MonkeyPatch
+    check: str, where: Any, what: str, stand_in: Any, said: str, one_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(where, what, stand_in)
     finding = doctor.looked(doctor.CHECKS[check])
     monkeypatch.undo()
     assert not finding.ok
     assert re.search(re.escape(said), f"{finding.found}: {finding.advice}"), finding
-
-
-@pytest.fixture
-def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with the driver's file for one GPU."""
-    monkeypatch.setattr(devices, "there", lambda: 1)
-    monkeypatch.delenv(devices.VARIABLE, raising=False)
-
-
-@pytest.mark.parametrize(
-    ("stand_in", "said"),
-    [
-        (ended(0, json.dumps(WITHOUT_CUDA)), f"built without CUDA: pip install --force-reinstall torch=={TORCH}, "),
-        (
-            ended(0, json.dumps(TOLD | {"devices": [], "unusable": OLD_DRIVER})),
-            f"can use none: {OLD_DRIVER}: see whether",
-        ),
-        (ended(1, err="Traceback\nRuntimeError: CUDA error: 999\n"), "exit code 1: RuntimeError: CUDA error: 999: me"),
-        (ended(-11), "exit code -11: it said nothing: mend what it says, and look again"),
-        (raising(subprocess.TimeoutExpired("python", 90)), "timed out after 90"),
-        (ended(0, "no JSON\n"), "JSONDecodeError"),
-    ],
-)
-def test_gpus_that_torch_can_not_use_are_found_and_what_to_do_is_said(
-    stand_in: Any, said: str, one_gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subprocess, "run", stand_in)
-    finding = doctor.looked(doctor.gpus)
-    monkeypatch.undo()
-    assert not finding.ok
-    assert said in f"{finding.found}: {finding.advice}"
 
 
 def test_a_look_at_gpus_that_hangs_is_given_up(one_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,10 @@ LOADED = {
         f"import {PURE}; paceline.protocols.registry(); paceline.run, paceline.Run, paceline.Comparison",
         "not {'torch', 'pandas', 'cloudpickle'} & loaded",
     ),
+    "the list of protocols waits for nothing that is slow to import": (
+        "from paceline.cli.main import main; main(['protocols']); main(['protocols', 'ssp', '--json'])",
+        "not {'torch', 'numpy', 'rich'} & loaded",
+    ),
     "a run on one host loads nothing that moves bytes between hosts": (
         "import paceline.coordinator.coordinator",
         "not {f'paceline.{name}' for name in ('net.handshake', 'net.tls', 'transfer.data_connection', "

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +125,3 @@ def test_an_unknown_name_is_the_same_line_as_for_a_run_and_2(
     if ":" not in name:
         assert main(["run", "-p", name, "train.py"]) == 2
         assert capsys.readouterr().err == captured.err
-
-
-@pytest.mark.parametrize("arguments", [[], ["--json"], ["ssp"]])
-def test_it_waits_for_nothing_that_is_slow_to_import(arguments: list[str]) -> None:
-    program = (
-        "import sys; from paceline.cli.main import main; code = main(sys.argv[1:]); "
-        "sys.exit(code or ' '.join({'torch', 'numpy', 'rich'} & sys.modules.keys()) or None)"
-    )
-    command = [sys.executable, "-c", program, "protocols", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout

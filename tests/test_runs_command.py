@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import json
 import os
@@ -171,9 +172,17 @@ def test_rm_removes_runs_damaged_ones_too_and_says_what_it_freed(capsys: pytest.
     assert list(Path("runs").iterdir()) == [kept]
 
 
-def test_a_listing_is_exported_as_markdown_in_which_no_cell_ends_early(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_listing_is_exported_as_csv_and_as_markdown_in_which_no_cell_ends_early(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     make("one", summary={"outcome": "failed", "error": "a | b"})
-    assert main(["runs", "--export-markdown", "runs.md"]) == 0
+    assert main(["runs", "--export-csv", "runs.csv", "--export-markdown", "runs.md"]) == 0
+    with open("runs.csv", newline="") as file:
+        (exported,) = csv.DictReader(file)
+    head, row = capsys.readouterr().out.splitlines()
+    assert list(exported) == head.split()
+    assert " ".join(exported.values()).split() == row.split()
+    assert exported["result"] == "a | b"
     assert Path("runs.md").read_text().splitlines()[2].endswith("| a \\| b |")
 
 

@@ -27,12 +27,12 @@ from paceline.host.messages import EndRun
 from paceline.host.orders.averaging import Averaging
 from paceline.host.shards.summands import Summands
 from paceline.transfer.fetch_table import Where
-from support.seeded_network import Blocked
 from support.suites import each
 from support.world.clock import VirtualLoop
 from support.world.faults import (
     IN_GROUPS,
     PROTOCOLS,
+    Blocked,
     Drained,
     Fault,
     History,

@@ -1,4 +1,4 @@
-"""Run the gates: `PYTHONPATH=tests python -m gates [GATE ...] [--record] [--some K] [--show N] [--draw]`."""
+"""Run the gates: `PYTHONPATH=tests python -m gates [GATE ...] [--record] [--some K] [--show N]`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,17 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="record what is found, and compare nothing")
     parser.add_argument("--some", type=int, default=1, metavar="K", help="world: every K-th history only")
     parser.add_argument("--show", type=int, metavar="N", help="world: write the traces of history N into files")
-    parser.add_argument("--draw", action="store_true", help="world: draw all histories anew, and record them")
     parser.add_argument("--against", type=Path, metavar="PATH", help="speed: the tree to compare with")
     parser.add_argument("--quick", action="store_true", help="speed: one short round, to see that it works")
     given = parser.parse_args()
     if unknown := [name for name in given.gates if name not in GATES]:
         parser.error(f"there is no gate {', '.join(unknown)}: {', '.join(GATES)}")
-    if given.show is not None or given.some != 1 or given.draw:
+    if given.show is not None or given.some != 1:
         if given.gates not in ([], ["world"]):
-            parser.error("--some, --show and --draw are for the gate `world`")
+            parser.error("--some and --show are for the gate `world`")
         world = import_module("gates.world")
         if given.show is not None:
             world.show(given.show)
-            return 0
-        if given.draw:
-            world.draw()
             return 0
         if given.record:
             parser.error("--record records all histories: leave --some out")

@@ -7,47 +7,21 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 import gates.tags  # before all other imports of ours, as it pins tags
 from support.world import faults
-from support.world.faults import Fault, History, alone, drawn, grouped, leaving, serving
+from support.world.faults import Fault, History
 from support.world.processes import Script
 from support.world.world import built
 
 STORED = Path(__file__).parent / "data" / "histories.jsonl.gz"
-KINDS: dict[str, tuple[Callable[[int], History], int]] = {
-    "drawn": (drawn, 1000),
-    "grouped": (grouped, 700),
-    "leaving": (leaving, 450),
-    "serving": (serving, 350),
-    "alone": (alone, 500),
-}
-"""What draws histories, and how many of them are stored."""
 TRACES = "facts", "orders", "sentences"
-
-
-def drawn_one(kind: str, seed: int) -> tuple[str, str]:
-    """Draw a history. Return it as text, and its hashes; both are empty unless it has facts and keeps the rules."""
-    text = json.dumps(to_plain(KINDS[kind][0](seed)), separators=(",", ":"))
-    facts, *_, wrong = found = traces(from_text(text))
-    if wrong:
-        print(f"{kind} {seed} breaks a rule: {wrong}", flush=True)
-    return (text, _hashes(found[:3])) if facts and not wrong else ("", "")
-
-
-def store(texts: list[str]) -> None:
-    """Store these histories, and the tags that messages have now."""
-    STORED.parent.mkdir(exist_ok=True)
-    STORED.write_bytes(gzip.compress("\n".join(texts).encode(), mtime=0))
-    gates.tags.RECORDED.write_text("\n".join([*sorted(set(gates.tags.tags().values())), ""]))
 
 
 @cache
@@ -61,31 +35,9 @@ def count() -> int:
     return len(stored())
 
 
-def counts() -> dict[str, int]:
-    """By kind: how many are to be stored."""
-    return {kind: count for kind, (_, count) in KINDS.items()}
-
-
 def differences() -> list[str]:
     """Messages whose tags are new. With the world, all messages are imported."""
     return gates.tags.differences()
-
-
-def to_plain(history: History) -> dict[str, Any]:
-    """The history as plain values, moments and lengths of time in tenths of a millisecond."""
-    plain = asdict(history) | {"faults": [{"kind": type(one).__name__} | asdict(one) for one in history.faults]}
-    return _rounded(plain)  # type: ignore[no-any-return]
-
-
-def _rounded(value: Any) -> Any:
-    match value:
-        case float():
-            return round(value, 4)
-        case dict():
-            return {name: _rounded(one) for name, one in value.items()}
-        case list() | tuple():
-            return [_rounded(one) for one in value]
-    return value
 
 
 def from_text(text: str | bytes) -> History:

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,12 @@ HASHES = Path(__file__).parent / "data" / "world.txt"
 PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 AT_ONCE = 20
 """Histories that a process is given at a time."""
-ROUNDS = 10
-"""In which histories are drawn."""
 MOST_SHOWN = 20
 """Differences that are shown one by one."""
 
 
 def check(record: bool, some: int = 1) -> list[str]:
     """Compare every `some`-th history with what is recorded, or record all of them. Return the differences."""
-    if not HASHES.exists():
-        return ["no history is recorded: python -m gates world --draw"]
     began = time.monotonic()
     with _processes() as processes:
         numbers = [*range(0, processes.submit(_histories, "count").result(), some)]
@@ -54,33 +49,6 @@ def check(record: bool, some: int = 1) -> list[str]:
     ]
     left = len(unlike) - MOST_SHOWN
     return [*differ, *wrongs, *unlike[:MOST_SHOWN], *([f"and {left} more histories"] if left > 0 else [])]
-
-
-def draw() -> None:
-    """Draw all histories anew, and record what they come to. Those without a fact are left out.
-
-    Each of some rounds draws its part of every kind, and is stored at its end.
-    """
-    began = time.monotonic()
-    texts: list[str] = []
-    found: dict[int, str] = {}
-    with _processes() as processes:
-        kinds = processes.submit(_histories, "counts").result()
-        seeds = dict.fromkeys(kinds, 0)
-        for _ in range(ROUNDS):
-            for kind, count in kinds.items():
-                wanted = len(texts) + count // ROUNDS
-                while (lacks := wanted - len(texts)) > 0:
-                    first, seeds[kind] = seeds[kind], seeds[kind] + lacks
-                    for text, hashes in processes.map(
-                        partial(_histories, "drawn_one", kind), range(first, first + lacks), chunksize=5
-                    ):
-                        if text:
-                            found[len(texts)] = hashes
-                            texts.append(text)
-            processes.submit(_histories, "store", texts).result()
-            _record(found)
-            print(f"world: {len(texts)} histories, {time.monotonic() - began:.0f} s", flush=True)
 
 
 def show(number: int) -> None:

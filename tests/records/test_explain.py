@@ -351,12 +351,10 @@ def test_what_links_brought_to_averages_and_who_waited_for_the_last_is_said(tmp_
 @pytest.mark.parametrize(
     ("boots", "cores", "threads", "advice"),
     [
-        (("one", "one"), (2, 2), 1, ["There were 4 workers on 2 cores, so that some"]),
         (("one", "one"), (4, 4), 1, []),
         (("one", "one"), (4, 4), 2, ["There were 4 workers with 2 threads each on 4 cores, so that some"]),
         ((), (2,), 1, ["There were 4 workers on 2 cores, so that some"]),
         ((), (4,), 2, ["There were 4 workers with 2 threads each on 4 cores, so that some"]),
-        ((), (4,), 1, []),
         (("one", "another"), (2, 2), 1, []),
         (("one", "another"), (2, 1), 1, ["There were 2 workers on 1 core of node-1, so that some"]),
     ],

@@ -345,7 +345,7 @@ def embedded(text: str) -> Any:
     return json.loads(text[start : text.index("</script>", start)])
 
 
-def test_the_page_has_the_contents_and_names_no_address(made: Made) -> None:
+def test_the_page_has_the_contents_names_no_address_and_gives_each_part_an_id_of_its_own(made: Made) -> None:
     told = contents([made("bsp"), made("ad-psgd")])
     text = page(told)
     assert embedded(text) == json.loads(json.dumps(told))
@@ -353,6 +353,8 @@ def test_the_page_has_the_contents_and_names_no_address(made: Made) -> None:
     template = files("paceline.records.report").joinpath("page.html").read_text()
     assert template.count("http") == 1, "only the namespace of SVG"
     assert "<title>Training with bsp, ad-psgd</title>" in text
+    ids = [one or other for one, other in re.findall(r'<[^>]* id="([\w-]+)"|section\("([\w-]+)"', template)]
+    assert len(ids) == len(set(ids)) > 10
 
 
 def test_colours_of_waits_have_one_scale_for_all_runs(made: Made, tmp_path: Path) -> None:

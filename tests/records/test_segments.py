@@ -189,7 +189,7 @@ def test_a_prediction_goes_by_all_segments(run: Path) -> None:
     found = read(run, registry())
     summary = json.loads((run / "summary.json").read_text())
     assert found.limit.steps == summary["steps"]
-    taken = {worker: len(steps) for worker, steps in found.recorded.steps.items()}
+    taken = {worker: len(steps) for worker, steps in found.costs.steps.items()}
     assert taken == dict(rows(run / "ledger.sqlite", "SELECT worker, count(*) FROM step_times GROUP BY worker"))
 
 

@@ -43,18 +43,14 @@ def test_a_snapshot_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_newest_whole_snapshot_is_taken(tmp_path: Path) -> None:
-    written(tmp_path, 7), written(tmp_path, 120)
+    (tmp_path / SNAPSHOTS / "²").mkdir(parents=True)  # a digit, and no number
+    assert newest(tmp_path) == (None, [])
     draft_of(folder_of(tmp_path, 300)).mkdir()  # it was being written when the run was killed
-    snapshot, passed = newest(tmp_path)
-    assert snapshot is not None
-    assert (snapshot.state.fact, passed) == (120, [])
-
-
-def test_the_newest_snapshot_is_the_one_with_the_largest_number_however_many_digits_it_has(tmp_path: Path) -> None:
-    written(tmp_path, 99_999_999), written(tmp_path, 100_000_000)
-    snapshot, _ = newest(tmp_path)
-    assert snapshot is not None
-    assert snapshot.state.fact == 100_000_000
+    for fact in (7, 120, 99_999_999, 100_000_000):  # the last one's name has more digits
+        written(tmp_path, fact)
+        snapshot, passed = newest(tmp_path)
+        assert snapshot is not None
+        assert (snapshot.state.fact, passed) == (fact, [])
 
 
 @pytest.mark.parametrize(
@@ -64,6 +60,12 @@ def test_the_newest_snapshot_is_the_one_with_the_largest_number_however_many_dig
         (lambda folder: (folder / STORE).unlink(), "No such file or directory"),
         (lambda folder: (folder / "state.json").write_bytes(b"{"), "truncated"),
         (lambda folder: (folder / "state.json").write_bytes(msgspec.json.encode(STATE)), "is of the snapshot 00000000"),
+        (
+            lambda folder: (folder / "state.json").write_bytes(
+                msgspec.json.encode(msgspec.structs.replace(STATE, fact=120, files={"../../config.toml": ""}))
+            ),
+            "config.toml",
+        ),
     ],
 )
 def test_a_damaged_snapshot_is_passed_over_and_named(tmp_path: Path, damage, why: str) -> None:
@@ -84,25 +86,9 @@ def test_what_came_after_the_snapshot_that_a_run_goes_on_from_is_removed(tmp_pat
     assert sorted(path.name for path in (tmp_path / SNAPSHOTS).iterdir()) == ["00000003", "00000007"]
 
 
-def test_a_snapshot_names_no_file_outside_its_folder(tmp_path: Path) -> None:
-    folder = written(tmp_path, 7)
-    state = msgspec.structs.replace(STATE, fact=7, files={"../../config.toml": ""})
-    (folder / "state.json").write_bytes(msgspec.json.encode(state))
-    assert newest(tmp_path)[0] is None
-
-
 def test_a_snapshot_that_does_not_fit_is_passed_over(tmp_path: Path) -> None:
     written(tmp_path, 7), written(tmp_path, 120)
     snapshot, passed = newest(tmp_path, lambda state: "the ledger ends before it" if state.fact > 100 else "")
     assert snapshot is not None
     assert snapshot.state.fact == 7
     assert "the ledger ends before it" in passed[0]
-
-
-def test_a_run_without_snapshots_has_none(tmp_path: Path) -> None:
-    assert newest(tmp_path) == (None, [])
-
-
-def test_a_folder_whose_name_is_a_digit_and_no_number_is_no_snapshot(tmp_path: Path) -> None:
-    (tmp_path / SNAPSHOTS / "²").mkdir(parents=True)
-    assert newest(tmp_path) == (None, [])

@@ -20,7 +20,6 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
-    WorkerResumed,
 )
 from paceline.core.orders import ApplyUpdate, Order
 from paceline.errors import ConfigError
@@ -136,70 +135,11 @@ def test_counts_and_staleness_are_what_the_ledger_says(protocol: str, seed: int,
     assert not tally.model.outcomes.ready, "what is applied or dropped is forgotten"
 
 
-def largest_leads(pairs: list[tuple[Fact, tuple[Order, ...]]]) -> dict[int, int]:
-    """By looking at everybody each time."""
-    finished: dict[int, int] = {}
-    found: dict[int, int] = {}
-    least = 0
-    for fact, _ in pairs:
-        match fact:
-            case TrainingBegan(members=members):
-                finished = {worker: 0 for worker, _, _ in members}
-                found = dict(finished)
-            case WorkerJoined(worker=worker) | WorkerResumed(worker=worker):
-                finished[worker] = least
-            case StepDeclined(worker=worker) | WorkerLeft(worker=worker):
-                finished.pop(worker, None)
-            case UpdateArrived(worker=worker):
-                finished[worker] += 1
-                found[worker] = max(found[worker], finished[worker] - min(finished.values()))
-        least = min(finished.values(), default=least)
-    return found
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_largest_lead_is_over_the_slowest_that_was_still_working(protocol: str, seed: int) -> None:
-    tally = Tally()
-    history = History(protocol, seed, pauses=0.1, on_record=tally.record).run()
-    leads = {row["worker"]: row["max_lead"] for row in summed_up(tally)["per_worker"]}
-    assert leads == largest_leads(history.pairs)
-    if protocol.startswith("ssp"):
-        assert max(leads.values()) <= int(protocol[-1]) + 1
-
-
 def test_an_update_that_arrives_after_its_worker_declined_another_step_has_no_lead() -> None:
     ready, (arrived, apply) = update(0, 0, 0)
     tally = told(began(0, 1), ready, StepDeclined(worker=0, step=1, at=0.0), (arrived, apply))
     assert [row["max_lead"] for row in summed_up(tally)["per_worker"]] == [0, 0]
     assert summed_up(tally)["steps"] == 1
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("pace", [0.01, 0.1, 2.0])
-def test_the_four_seconds_of_a_worker_sum_to_its_time_in_the_run(seed: int, pace: float) -> None:
-    """Whether the times of its steps are less than that, or more."""
-    rng = random.Random(seed)
-    tally = Tally()
-    here: dict[int, float] = {}
-    stayed: Counter[int] = Counter()
-
-    def record(fact: Fact, orders: tuple[Order, ...]) -> None:
-        tally.record(fact, orders)
-        match fact:
-            case TrainingBegan(members=members):
-                here.update({worker: fact.at for worker, _, _ in members})
-            case WorkerJoined(worker=worker):
-                here[worker] = fact.at
-            case WorkerLeft(worker=worker):
-                stayed[worker] += fact.at - here.pop(worker)  # type: ignore[assignment]
-            case UpdateArrived(worker=worker):
-                tally.step_times(worker, StepTimes(fact.at, *(rng.random() * pace for _ in range(5))))
-
-    History("asp", seed, on_record=record).run()
-    for row in summed_up(tally)["per_worker"]:
-        assert sum(row[part] for part in PARTS) == pytest.approx(stayed[row["worker"]])
-        assert min(row[part] for part in PARTS) >= 0
 
 
 def test_copies_of_devices_add_up_beside_the_parts_of_a_worker_s_time_and_are_null_where_it_had_none() -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from picture import timeline_of
 
 from paceline.core.facts import (
-    Fact,
     GradientReady,
     ParametersTaken,
     TrainingBegan,
@@ -20,7 +18,7 @@ from paceline.core.facts import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.core.orders import ApplyUpdate, Order, Release, SwitchProtocol
+from paceline.core.orders import ApplyUpdate, Order, SwitchProtocol
 from paceline.records.ledger import Ledger
 from paceline.records.run_model import Stay, Switch
 from paceline.records.timeline import (
@@ -29,10 +27,8 @@ from paceline.records.timeline import (
     TransferSpan,
     VersionMark,
     Waiting,
-    WorkerLane,
 )
 from paceline.records.times import FetchTimes, StepTimes, TransferTimes
-from records.histories import PROTOCOLS, History
 
 
 @pytest.fixture
@@ -89,10 +85,6 @@ def fetched(
 
 def step(began: float, ended: float, number: int, on: int, made: int | None = None) -> ComputingSpan:
     return ComputingSpan(began=began, ended=ended, step=number, version=on, made=made)
-
-
-def parts(lane: WorkerLane) -> list[ComputingSpan | Waiting]:
-    return sorted([*lane.computing, *lane.waiting], key=lambda part: part.began)
 
 
 def test_a_worker_computes_or_waits_until_it_leaves(ledger: Ledger, read: Callable[[], Timeline]) -> None:
@@ -220,48 +212,6 @@ def test_times_of_a_step_whose_fact_was_not_written_are_left_out(ledger: Ledger,
     ledger.step_times(0, 0, StepTimes(0.0, 1.0, 0.0, 0.0, 0.0, 0.0))
     ledger.record(left(0, "died", 2.0), ())
     assert read().lanes[0].computing == ()
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("seed", range(4))
-def test_the_parts_of_a_stay_follow_each_other_and_sum_to_the_workers_time_in_the_run(
-    protocol: str, seed: int, ledger: Ledger, read: Callable[[], Timeline]
-) -> None:
-    pairs: list[tuple[Fact, tuple[Order, ...]]] = []
-    released: dict[int, float] = {}
-
-    def record(fact: Fact, orders: tuple[Order, ...]) -> None:
-        pairs.append((fact, orders))
-        ledger.record(fact, orders)
-        if isinstance(fact, GradientReady):
-            since = released[fact.worker] + 0.25 * (fact.at - released[fact.worker])
-            ledger.step_times(fact.worker, fact.step, StepTimes(since, fact.at - since, 0.0, 0.0, 0.0, 0.0))
-        released.update((order.worker, fact.at) for order in orders if isinstance(order, Release))
-
-    History(protocol, seed, on_record=record).run()
-    timeline = read()
-    seconds = dict.fromkeys(range(4), 0.0)
-    for fact, _ in pairs:
-        match fact:
-            case TrainingBegan():
-                seconds = dict.fromkeys(seconds, timeline.ended - fact.at)
-            case WorkerLeft():
-                seconds[fact.worker] -= timeline.ended - fact.at
-            case WorkerJoined():
-                seconds[fact.worker] += timeline.ended - fact.at
-    facts = [fact for fact, _ in pairs if isinstance(fact, GradientReady)]
-    for lane in timeline.lanes:
-        inside = parts(lane)
-        assert all(part.ended > part.began for part in inside)
-        assert all(one.ended <= other.began for one, other in pairwise(inside))
-        assert sum(part.ended - part.began for part in inside) == pytest.approx(seconds[lane.worker])
-        assert sum(stay.ended - stay.began for stay in lane.stays) == pytest.approx(seconds[lane.worker])
-        assert [one.step for one in lane.computing] == [fact.step for fact in facts if fact.worker == lane.worker]
-    versions = [order.version for _, orders in pairs for order in orders if isinstance(order, ApplyUpdate)]
-    assert [version.version for version in timeline.versions] == versions
-    assert sum(one.made is not None for lane in timeline.lanes for one in lane.computing) == sum(
-        version.updates for version in timeline.versions
-    )
 
 
 def test_a_step_has_what_copies_took_and_is_no_longer_by_that(ledger: Ledger, read: Callable[[], Timeline]) -> None:

@@ -147,7 +147,7 @@ def test_a_clock_s_lead_is_as_uncertain_as_the_link_is_long(
 
 
 @pytest.mark.real_run
-def test_where_nobody_listens_or_answers_is_said_in_one_line(doctors: Doctors) -> None:
+def test_where_nobody_listens_or_answers_or_can_listen_is_said_in_one_line(doctors: Doctors) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = at(silent.getsockname())
         soon = "from paceline.runs import join; join.DIALLING = 0.2"
@@ -156,6 +156,7 @@ def test_where_nobody_listens_or_answers_is_said_in_one_line(doctors: Doctors) -
             f"paceline: --listen {address}: Address already in use; name an address of this machine, and a port that "
             "is free\n"
         )
+    assert "Cannot assign requested address" in refused(doctors.start("--listen", "192.0.2.1:7117"))
     assert refused(doctors.start("--join", address)) == (
         f"paceline: no connection with {address}: Connection refused; begin with paceline doctor --listen {address} "
         "there\n"

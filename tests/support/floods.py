@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import multiprocessing
 import selectors
@@ -15,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Kind
+from support.throttle import Throttle
 
 Address = tuple[str, int]
 
@@ -136,54 +136,8 @@ def _flood(address: Address, manners: Manners, rate: float, sources: tuple[str, 
 @contextmanager
 def far_from(target: Address, delay: float = 0.025, source: str = "127.0.0.1") -> Iterator[Address]:
     """Return where to dial, so that bytes take so long each way. The connection comes from that address."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=_carry, args=(target, delay, source, theirs), daemon=True
-    )
-    process.start()
+    link = Throttle(target, delay=delay, source=source)
     try:
-        yield ours.recv()
+        yield link.address
     finally:
-        process.kill()
-        process.join()
-
-
-def _carry(target: Address, delay: float, source: str, ready) -> None:  # type: ignore[no-untyped-def]
-    async def one_way(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loop, on_the_way = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]]()
-
-        async def arrives() -> None:
-            while True:
-                at, data = await on_the_way.get()
-                await asyncio.sleep(at - loop.time())
-                if not data:
-                    writer.close()
-                    return
-                writer.write(data)
-
-        arriving, data = asyncio.create_task(arrives()), b"x"
-        while data:
-            try:
-                data = await reader.read(1 << 16)
-            except OSError:
-                data = b""
-            on_the_way.put_nowait((loop.time() + delay, data))
-        with suppress(OSError):
-            await arriving
-
-    async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(2 * delay)  # until the dialler would know that somebody listens
-        try:
-            far_reader, far_writer = await asyncio.open_connection(*target, local_addr=(source, 0))
-        except OSError:
-            writer.close()
-            return
-        with suppress(OSError):
-            await asyncio.gather(one_way(reader, far_writer), one_way(far_reader, writer))
-
-    async def main() -> None:
-        server = await asyncio.start_server(connection, "127.0.0.1", 0)
-        ready.send(server.sockets[0].getsockname()[:2])
-        await server.serve_forever()
-
-    asyncio.run(main())
+        link.close()

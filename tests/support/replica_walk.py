@@ -14,26 +14,21 @@ from paceline.core.facts import (
     ReduceFinished,
     ReplicaCopied,
     StepDeclined,
-    TrainingBegan,
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
     WorkerResumed,
 )
 from paceline.core.orders import CopyReplica, DropUpdate, Hold, Order, Reduce, Release, StepReplica
-from support.walk import STRANGER, Broken, World, frozen
+from support.walk import STRANGER, Broken, Job, World
 
 
 @dataclass(slots=True)
-class Task:
-    """What a live worker is at, and its replica, seen from outside."""
+class Task(Job):
+    """One with a replica: between ready and released, it is applied. A joiner is bare → copying → idle first."""
 
-    step: int
-    phase: str = "idle"
-    """idle → released → ready → applied → released …; or declined. A joiner is bare → copying → idle first."""
-    version: int = 0
-    """Of the replica."""
-    computed_on: int = -1
+    replica: int = 0
+    """The replica's version."""
     first: int = 0
     """Its first step since it came: those before were made by who had its number then."""
     group: int | None = None
@@ -48,8 +43,6 @@ class Task:
     """Those steps of that one that will be in two replicas then."""
     own: int | None = None
     """While that is on its way: the version of the replica that it keeps until then; None: it has none."""
-    paused: bool = False
-    """Whether it has declined only to wait for others: it may resume at any time."""
 
 
 @dataclass(slots=True)
@@ -59,7 +52,6 @@ class ReplicaWorld(World):
     That is gradients; and of a worker that has died, all of its steps that its replica alone had.
     """
 
-    tasks: dict[int, Task] = field(default_factory=dict)
     groups: dict[int, Reduce] = field(default_factory=dict)
     """Those at work."""
     means: dict[int, Reduce] = field(default_factory=dict)
@@ -69,17 +61,16 @@ class ReplicaWorld(World):
     used: int = 0
     """Group numbers below this one are taken."""
 
-    @property
-    def here(self) -> dict[int, int]:
-        return {worker: task.step for worker, task in self.tasks.items()}
+    def host_of(self, worker: int) -> str:
+        return f"host{worker % 2}"
 
     def possible(self, samples: int | None = None) -> list[Fact]:
         """Every fact that could come next but deaths, joins and pauses. Raises Broken if none can, and work remains."""
         at = self.now
         if not self.began:
-            return [self.beginning("host0", "host1")]
+            return [self.beginning()]
         facts: list[Fact] = []
-        for worker, task in self.tasks.items():
+        for worker, task in self.jobs.items():
             if task.source is not None:
                 facts.append(ReplicaCopied(source=task.source, worker=worker, at=at))
             if task.paused:
@@ -87,9 +78,7 @@ class ReplicaWorld(World):
             if task.phase != "released":
                 continue
             if not self.lacks_data(worker, task.step):
-                facts.append(
-                    GradientReady(worker=worker, step=task.step, version=task.computed_on, samples=samples, at=at)
-                )
+                facts.append(GradientReady(worker=worker, step=task.step, version=task.version, samples=samples, at=at))
             else:
                 facts.append(StepDeclined(worker=worker, step=task.step, at=at))
                 facts.append(WorkerLeft(worker=worker, reason="finished", at=at))
@@ -108,74 +97,25 @@ class ReplicaWorld(World):
         following.used = self.used
         return following
 
-    def computes(self, worker: int) -> bool:
-        return self.tasks[worker].phase == "released"
+    def departing(self) -> list[Fact]:
+        """Besides, every worker may leave that has declined."""
+        declined = [worker for worker, task in self.jobs.items() if task.phase == "declined"]
+        finished = [WorkerLeft(worker=worker, reason="finished", at=self.now) for worker in declined]
+        return [*World.departing(self), *finished]
 
-    def membership(self) -> list[Fact]:
-        """Every death, join and pause that could come next, and every departure of one that has declined."""
-        facts: list[Fact] = []
-        if self.began and self.departures > 0:
-            facts += [WorkerLeft(worker=worker, reason="died", at=self.now) for worker in self.tasks]
-            declined = [worker for worker, task in self.tasks.items() if task.phase == "declined"]
-            facts += [WorkerLeft(worker=worker, reason="finished", at=self.now) for worker in declined]
-        if self.began and self.joins > 0:
-            newcomer = max([*self.tasks, *self.gone], default=-1) + 1
-            facts += [
-                WorkerJoined(worker=worker, host=f"host{worker % 2}", step=self.gone.get(worker, -1) + 1, at=self.now)
-                for worker in (*self.gone, newcomer)
-            ]
-        if self.pauses > 0:
-            facts += self.pausing()
-        return facts
-
-    def pausing(self) -> list[Fact]:
-        return [
-            StepDeclined(worker=worker, step=task.step, at=self.now, paused=True)
-            for worker, task in self.tasks.items()
-            if task.phase == "released"
-        ]
-
-    def impossible(self) -> Iterator[Fact]:
-        """Facts that cannot be true now: a few of each kind for every worker and group."""
+    def impossible_here(self) -> Iterator[Fact]:
+        """The same of replicas and groups. No worker pushes or pulls."""
         at = self.now
         yield ReduceFinished(group=self.used, at=at)
         yield ReduceFailed(group=self.used, lost=(0,), at=at)
         yield ReplicaCopied(source=0, worker=STRANGER, at=at)
-        if not self.began:
-            yield WorkerJoined(worker=STRANGER, host="host", step=0, at=at)
-            yield WorkerResumed(worker=STRANGER, at=at)
-        for worker, step in self.gone.items():
-            yield WorkerJoined(worker=worker, host="host", step=step, at=at)
-        if self.began:
-            yield TrainingBegan(members=((0, "host", 0),), version=self.version, at=at)
-        else:
-            for members in (((1, "host", 0), (0, "host", 0)), ((0, "host", 0), (0, "host", 0))):
-                yield TrainingBegan(members=members, version=self.version, at=at)
-        for worker, task in self.tasks.items():
-            step, version = task.step, task.computed_on
-            yield WorkerJoined(worker=worker, host="host", step=step + 1, at=at)
+        for worker, task in self.jobs.items():
             yield ReplicaCopied(source=STRANGER, worker=worker, at=at)
             if task.source is None:
-                for source in self.tasks:
+                for source in self.jobs:
                     yield ReplicaCopied(source=source, worker=worker, at=at)
-            yield ParametersTaken(worker=worker, version=version, at=at)
-            yield UpdateArrived(worker=worker, step=step, at=at)
-            if task.phase != "declined":
-                yield WorkerResumed(worker=worker, at=at)
-            if task.phase == "released":
-                yield GradientReady(worker=worker, step=step, version=version + 1, samples=1, at=at)
-                yield GradientReady(worker=worker, step=step + 1, version=version, samples=1, at=at)
-                yield StepDeclined(worker=worker, step=step + 1, at=at)
-            else:
-                yield GradientReady(worker=worker, step=step, version=version, samples=1, at=at)
-                yield StepDeclined(worker=worker, step=step, at=at)
-        for worker, step in ((STRANGER, 0), *self.gone.items()):
-            yield WorkerLeft(worker=worker, reason="died", at=at)
-            yield WorkerResumed(worker=worker, at=at)
-            yield GradientReady(worker=worker, step=step, version=0, samples=1, at=at)
-            yield StepDeclined(worker=worker, step=step, at=at)
-            yield UpdateArrived(worker=worker, step=step, at=at)
-            yield ParametersTaken(worker=worker, version=0, at=at)
+            yield ParametersTaken(worker=worker, version=task.version, at=at)
+            yield UpdateArrived(worker=worker, step=task.step, at=at)
         for group in self.broken:
             yield ReduceFinished(group=group, at=at)
         for group, order in self.groups.items():
@@ -185,74 +125,48 @@ class ReplicaWorld(World):
                 if worker in self._at_work(order):
                     yield ReduceFailed(group=group, lost=(worker,), at=at)
 
-    def expect_the_end(self) -> None:
-        """Called when nothing can happen any more: is all work done?"""
-        stuck = [worker for worker, task in self.tasks.items() if task.phase != "declined"]
-        if stuck:
-            raise Broken(f"stuck: workers {stuck} wait, and nothing can happen")
-        if self.unsettled:
-            raise Broken(f"lost: {list(self.unsettled)} were neither applied nor dropped")
-
     def key(self) -> Any:
         """Equal for states with the same future."""
-        return (
-            frozen(self.machine),
-            frozen(dict(sorted(self.tasks.items()))),
-            tuple(self.groups.values()),
-            tuple(self.broken),
-            tuple(sorted(self.gone.items())),
-            tuple(sorted(self.unsettled)),
-            self.departures,
-            self.joins,
-            self.pauses,
-            self.began,
-        )
+        return (*self.key_from(0), tuple(self.groups.values()), tuple(self.broken))
 
     def _happen(self, fact: Fact) -> None:
         match fact:
-            case TrainingBegan(members=members):
-                self.began = True
-                self.tasks = {worker: Task(step - 1, first=step) for worker, _, step in members}
             case WorkerLeft(worker=worker, reason=reason):
-                task = self.tasks.pop(worker)
+                task = self.jobs.pop(worker)
                 self.departures -= reason == "died" or task.phase == "declined"
                 self.gone[worker] = task.step
                 if reason == "died" and task.group is not None:
                     self.broken[task.group] = None
                 if reason == "died":
                     self.unsettled.update({(worker, step): False for step in task.alone})
-                    for other in self.tasks.values():
+                    for other in self.jobs.values():
                         if other.source == worker:
                             other.phase, other.source, other.shares = "bare", None, {}
                             if other.own is not None:
-                                other.phase, other.version, other.own = "idle", other.own, None
-            case WorkerJoined(worker=worker, step=step):
-                self.joins -= 1
-                self.gone.pop(worker, None)
-                self.tasks[worker] = Task(step - 1, phase="bare", first=step)
+                                other.phase, other.replica, other.own = "idle", other.own, None
+            case WorkerJoined(worker=worker):
+                World._happen(self, fact)
+                self.jobs[worker].phase = "bare"
             case ReplicaCopied(source=source, worker=worker):
-                task = self.tasks[worker]
-                if source in self.tasks:
+                task = self.jobs[worker]
+                if source in self.jobs:
                     for shared in task.shares:
-                        self.tasks[source].alone.pop(shared, None)
+                        self.jobs[source].alone.pop(shared, None)
                 task.phase, task.source, task.shares, task.own = "idle", None, {}, None
-            case GradientReady(worker=worker, step=step):
-                self.tasks[worker].phase = "ready"
-                self.unsettled[worker, step] = False
-            case StepDeclined(worker=worker, paused=paused):
-                self.tasks[worker].phase, self.tasks[worker].paused = "declined", paused
-                self.pauses -= paused
-            case WorkerResumed(worker=worker):
-                self.tasks[worker].phase, self.tasks[worker].paused = "idle", False
             case ReduceFinished(group=group) | ReduceFailed(group=group):
                 self.broken.pop(group, None)
                 self._end(self.groups.pop(group), isinstance(fact, ReduceFinished))
+            case _:
+                World._happen(self, fact)
+
+    def _enter(self, worker: int, step: int) -> None:
+        self.jobs[worker] = Task(step - 1, first=step)
 
     def _end(self, order: Reduce, finished: bool) -> None:
         for task in self._at_work(order).values():
             task.group = None
             if finished and order.what == "parameters":
-                task.version += 1
+                task.replica += 1
                 task.alone.clear()
             elif finished:
                 task.mean = order.group
@@ -260,17 +174,17 @@ class ReplicaWorld(World):
 
     def _at_work(self, order: Reduce) -> dict[int, Task]:
         """The members of a group at work who have not left since it began; who has come back is not one of them."""
-        return {one: self.tasks[one] for one in order.members if one in self.tasks and self._in(order, one)}
+        return {one: self.jobs[one] for one in order.members if one in self.jobs and self._in(order, one)}
 
     def _in(self, order: Reduce, worker: int) -> bool:
-        task = self.tasks[worker]
+        task = self.jobs[worker]
         return order.group in (task.group, task.mean)
 
     def _expect_settled(self) -> None:
         """What those who left had ready is dropped, unless a group with somebody left averages it."""
         averaged = self._averaged(self.groups) | self._averaged(self.means)
         for worker, step in self.unsettled:
-            gone = worker not in self.tasks or step < self.tasks[worker].first
+            gone = worker not in self.jobs or step < self.jobs[worker].first
             if gone and (worker, step) not in averaged:
                 raise Broken(f"step {step} of worker {worker}, who left, is in no replica and was not dropped")
 
@@ -286,32 +200,32 @@ class ReplicaWorld(World):
     def _do(self, order: Order) -> None:
         match order:
             case CopyReplica(source=source, worker=worker):
-                task = self._at(order, worker, "bare", "idle")
+                task = self._live(order, worker, "bare", "idle")
                 self._free(order, source)
                 if task.phase == "idle":
                     self._free(order, worker)
-                    if task.alone or task.version >= self.tasks[source].version:
-                        raise Broken(f"its own replica, of version {task.version}, would be lost: {order}")
-                    task.own = task.version
-                if self.tasks[source].mean is not None:
-                    raise Broken(f"the mean of group {self.tasks[source].mean} is not in it yet: {order}")
-                task.phase, task.source, task.version = "copying", source, self.tasks[source].version
-                task.shares = dict(self.tasks[source].alone)
+                    if task.alone or task.replica >= self.jobs[source].replica:
+                        raise Broken(f"its own replica, of version {task.replica}, would be lost: {order}")
+                    task.own = task.replica
+                if self.jobs[source].mean is not None:
+                    raise Broken(f"the mean of group {self.jobs[source].mean} is not in it yet: {order}")
+                task.phase, task.source, task.replica = "copying", source, self.jobs[source].replica
+                task.shares = dict(self.jobs[source].alone)
             case Release(worker=worker, step=step, version=version, parameters=parameters):
-                if self.tasks[worker].phase == "bare" and self._nobody_to_copy():
-                    self.tasks[worker].phase, self.tasks[worker].version = "idle", 0
+                if self.jobs[worker].phase == "bare" and self._nobody_to_copy():
+                    self.jobs[worker].phase, self.jobs[worker].replica = "idle", 0
                 task = self._free(order, worker, "idle", "applied")
-                if parameters != "own" or version != task.version:
-                    raise Broken(f"its own replica's version is {task.version}: {order}")
+                if parameters != "own" or version != task.replica:
+                    raise Broken(f"its own replica's version is {task.replica}: {order}")
                 if step != task.step + 1:
                     raise Broken(f"step numbers grow by one, and {task.step} was the last: {order}")
-                task.step, task.phase, task.computed_on = step, "released", version
+                task.step, task.phase, task.version = step, "released", version
             case Hold(worker=worker):
-                self._at(order, worker, "bare", "idle", "ready", "applied")
+                self._live(order, worker, "bare", "idle", "ready", "applied")
             case StepReplica(worker=worker, step=step, version=version, group=group):
                 task = self._free(order, worker, "ready")
-                if (step, version) != (task.step, task.version + 1):
-                    raise Broken(f"its step is {task.step}, its replica's version {task.version}: {order}")
+                if (step, version) != (task.step, task.replica + 1):
+                    raise Broken(f"its step is {task.step}, its replica's version {task.replica}: {order}")
                 if task.mean != group:
                     raise Broken(f"the mean gradient that it has is of group {task.mean}: {order}")
                 if group is None:
@@ -319,13 +233,13 @@ class ReplicaWorld(World):
                     task.alone[step] = None
                 else:
                     self._use(self.means[group])
-                task.version, task.phase, task.mean = version, "applied", None
-                if group is not None and all(one.mean != group for one in self.tasks.values()):
+                task.replica, task.phase, task.mean = version, "applied", None
+                if group is not None and all(one.mean != group for one in self.jobs.values()):
                     del self.means[group]
             case Reduce():
                 self._reduce(order)
             case DropUpdate(worker=worker, step=step):
-                if worker in self.tasks and step >= self.tasks[worker].first:
+                if worker in self.jobs and step >= self.jobs[worker].first:
                     raise Broken(f"its worker is here: {order}")
                 if self.unsettled.pop((worker, step), None) is None:
                     raise Broken(f"there is no such gradient, or it is settled: {order}")
@@ -335,7 +249,7 @@ class ReplicaWorld(World):
                 raise Broken(f"there is no such order where every worker owns a replica: {order}")
 
     def _nobody_to_copy(self) -> bool:
-        return all(task.phase == "bare" for task in self.tasks.values())
+        return all(task.phase == "bare" for task in self.jobs.values())
 
     def _use(self, order: Reduce) -> None:
         """One more of the group is stepped with its mean: all that is in the mean is in a replica now."""
@@ -350,13 +264,13 @@ class ReplicaWorld(World):
         for worker in order.members:
             self._free(order, worker).group = order.group
         if order.what == "gradients":
-            contributed = [(worker, self.tasks[worker].step) for worker in order.members]
+            contributed = [(worker, self.jobs[worker].step) for worker in order.members]
             if [(worker, step) for worker, step, _ in order.contributions] != contributed:
                 raise Broken(f"the members' gradients are {contributed}: {order}")
             for worker, _ in contributed:
-                if self._at(order, worker, "ready").mean is not None:
+                if self._live(order, worker, "ready").mean is not None:
                     raise Broken(f"the gradient of worker {worker} is in a mean already: {order}")
-            if len({self.tasks[worker].version for worker in order.members}) > 1:
+            if len({self.jobs[worker].replica for worker in order.members}) > 1:
                 raise Broken(f"replicas that have not changed equally often would be stepped with one mean: {order}")
             weights = [weight for _, _, weight in order.contributions]
             if abs(sum(weights) - 1) > 1e-12 or min(weights) <= 0:
@@ -366,17 +280,9 @@ class ReplicaWorld(World):
         self.used = order.group + 1
         self.groups[order.group] = order
 
-    def _at(self, order: Order, worker: int, *phases: str) -> Task:
-        task = self.tasks.get(worker)
-        if task is None:
-            raise Broken(f"worker {worker} is not here: {order}")
-        if phases and task.phase not in phases:
-            raise Broken(f"worker {worker} is {task.phase}: {order}")
-        return task
-
     def _free(self, order: Order, worker: int, *phases: str) -> Task:
         """It has a replica that may be touched: no group is at it."""
-        task = self._at(order, worker, *phases)
+        task = self._live(order, worker, *phases)
         if task.phase in ("bare", "copying"):
             raise Broken(f"worker {worker} has no replica yet: {order}")
         if task.group is not None:

@@ -5,6 +5,7 @@ Bytes go on in threads of the test, whatever they say. So connections may be enc
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -18,9 +19,21 @@ BUFFERED = 64 << 10
 class Throttle:
     """Stands for the port of `target`. It never lets through more than its rates, not even for a moment."""
 
-    def __init__(self, target: tuple[str, int], *, there: float, back: float, delay: float = 0.0) -> None:
-        """`there`, `back`: bytes a second towards the target and from it. `delay`: seconds that each chunk takes."""
+    def __init__(
+        self,
+        target: tuple[str, int],
+        *,
+        there: float = math.inf,
+        back: float = math.inf,
+        delay: float = 0.0,
+        source: str = "127.0.0.1",
+    ) -> None:
+        """`there`, `back`: bytes a second towards the target and from it. `delay`: seconds that each chunk takes.
+
+        The target sees connections from the address `source`.
+        """
         self._target = target
+        self._source = source
         self._delay = delay
         self._rates = (there, back)
         self._ends: list[socket.socket] = []
@@ -39,7 +52,7 @@ class Throttle:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
+                far = socket.create_connection(self._target, source_address=(self._source, 0))
                 self._ends += [near, far]
                 for end in (near, far):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFERED)

@@ -69,20 +69,27 @@ class Job:
 
     step: int
     version: int = -1
+    """The one that it computes its step on."""
     phase: str = "idle"
-    """idle → released → ready → pushing → arrived → released …; or declined."""
+    """idle → released → ready → … → released …; or declined."""
+    waits: bool = False
+    """Whether its step can begin only when something has come."""
+    paused: bool = False
+    """Whether it has declined only to wait for others: it may resume at any time."""
+
+
+@dataclass(slots=True)
+class Pushing(Job):
+    """One that pushes updates: between ready and released, it is pushing and then arrived."""
+
     pushing: int | None = None
     """An earlier step, whose push goes on beside this one's computation."""
     kept: int | None = None
     """An earlier step, whose gradient waits for its push beside this one's computation."""
     pulling: int | None = None
     """The version on its way to it."""
-    waits: bool = False
-    """Whether its step can begin only when that has come."""
     holds: int = -1
     """The newest version that has come to it."""
-    paused: bool = False
-    """Whether it has declined only to wait for others: it may resume at any time."""
 
 
 @dataclass(slots=True)
@@ -110,7 +117,7 @@ class World:
     done: int = 0
     memory: Any = None
     began: bool = False
-    jobs: dict[int, Job] = field(default_factory=dict)
+    jobs: dict[int, Any] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
     """Last step number of those who left."""
     entered: dict[int, int] = field(default_factory=dict)
@@ -168,7 +175,7 @@ class World:
         """
         at = self.now
         if not self.began:
-            return [self.beginning("host")]
+            return [self.beginning()]
         facts: list[Fact] = []
         for worker, job in self.jobs.items():
             if job.paused:
@@ -193,11 +200,13 @@ class World:
             self.expect_the_end()
         return facts
 
-    def beginning(self, *hosts: str) -> TrainingBegan:
-        """The first fact. Workers are on these hosts in turn."""
-        members = tuple(
-            (worker, hosts[worker % len(hosts)], self.first.get(worker, 0)) for worker in range(self.workers)
-        )
+    def host_of(self, worker: int) -> str:
+        """Where the worker is."""
+        return "host"
+
+    def beginning(self) -> TrainingBegan:
+        """The first fact."""
+        members = tuple((worker, self.host_of(worker), self.first.get(worker, 0)) for worker in range(self.workers))
         return TrainingBegan(
             members=members, version=self.version, at=self.now, work=self.work, done=self.done, memory=self.memory
         )
@@ -236,16 +245,20 @@ class World:
         if not self.began:
             return facts
         if self.departures > 0:
-            facts += [WorkerLeft(worker=worker, reason="died", at=self.now) for worker in self.jobs]
+            facts += self.departing()
         if self.joins > 0:
             newcomer = max([*self.jobs, *self.gone], default=-1) + 1
             facts += [
-                WorkerJoined(worker=worker, host="host", step=self.gone.get(worker, -1) + 1, at=self.now)
+                WorkerJoined(worker=worker, host=self.host_of(worker), step=self.gone.get(worker, -1) + 1, at=self.now)
                 for worker in (*self.gone, newcomer)
             ]
         if self.pauses > 0:
             facts += self.pausing()
         return facts
+
+    def departing(self) -> list[Fact]:
+        """Every worker may die."""
+        return [WorkerLeft(worker=worker, reason="died", at=self.now) for worker in self.jobs]
 
     def pausing(self) -> list[Fact]:
         """Every worker may pause that is at a step whose parameters it has."""
@@ -268,7 +281,6 @@ class World:
         for worker, job in self.jobs.items():
             step, version = job.step, job.version
             yield WorkerJoined(worker=worker, host="host", step=step + 1, at=at)
-            yield ParametersTaken(worker=worker, version=self.version + 1, at=at)
             if job.phase != "declined":
                 yield WorkerResumed(worker=worker, at=at)
             if job.phase == "released":
@@ -278,7 +290,6 @@ class World:
             else:
                 yield GradientReady(worker=worker, step=step, version=version, samples=1, at=at)
                 yield StepDeclined(worker=worker, step=step, at=at)
-            yield UpdateArrived(worker=worker, step=step + (job.phase == "pushing"), at=at)
         for worker, step in self.gone.items():
             yield WorkerJoined(worker=worker, host="host", step=step, at=at)
         for worker, step in ((STRANGER, 0), *self.gone.items()):
@@ -288,7 +299,14 @@ class World:
             yield StepDeclined(worker=worker, step=step, at=at)
             yield UpdateArrived(worker=worker, step=step, at=at)
             yield ParametersTaken(worker=worker, version=self.version, at=at)
-        # Where a parameter server has the parameters, there are no replicas.
+        yield from self.impossible_here()
+
+    def impossible_here(self) -> Iterator[Fact]:
+        """The same of what workers push and pull, and of replicas, which a parameter server has none of."""
+        at = self.now
+        for worker, job in self.jobs.items():
+            yield ParametersTaken(worker=worker, version=self.version + 1, at=at)
+            yield UpdateArrived(worker=worker, step=job.step + (job.phase == "pushing"), at=at)
         yield ReduceFinished(group=0, at=at)
         yield ReduceFailed(group=0, lost=(STRANGER,), at=at)
         yield ReplicaCopied(source=0, worker=1, at=at)
@@ -323,7 +341,10 @@ class World:
         version, the newest one is told from the others.
         """
         told = 1 if getattr(self.choice.config, "pull", None) == "free" else 0
-        newest = self.version + FAR_BEHIND - told if self.spec.optimizer == "worker" else self.version
+        return self.key_from(self.version + FAR_BEHIND - told if self.spec.optimizer == "worker" else self.version)
+
+    def key_from(self, newest: int) -> tuple[Any, ...]:
+        """See `key`. Versions are counted back from that one."""
         return (
             frozen(self.machine, newest),
             frozen(dict(sorted(self.jobs.items())), newest),
@@ -353,11 +374,11 @@ class World:
             case TrainingBegan(members=members, version=version):
                 self.began, self.version = True, version
                 for worker, _, step in members:
-                    self.jobs[worker], self.entered[worker] = Job(step - 1), step
+                    self._enter(worker, step)
             case WorkerJoined(worker=worker, step=step):
                 self.joins -= 1
                 self.gone.pop(worker, None)
-                self.jobs[worker], self.entered[worker] = Job(step - 1), step
+                self._enter(worker, step)
             case WorkerLeft(worker=worker, reason=reason):
                 self.departures -= reason == "died"
                 self.gone[worker] = self.jobs.pop(worker).step
@@ -380,6 +401,9 @@ class World:
             case ParametersTaken(worker=worker, version=version):
                 job = self.jobs[worker]
                 job.holds, job.pulling, job.waits = version, None, False
+
+    def _enter(self, worker: int, step: int) -> None:
+        self.jobs[worker], self.entered[worker] = Pushing(step - 1), step
 
     def _obey(self, order: Order) -> None:
         if order.why[0] not in self.choice.reasons or not self.choice.sentence(order.why):
@@ -463,7 +487,7 @@ class World:
             case _:
                 raise Broken(f"there is no such order where a parameter server has the parameters: {order}")
 
-    def _live(self, order: Order, worker: int, *phases: str) -> Job:
+    def _live(self, order: Order, worker: int, *phases: str) -> Any:
         job = self.jobs.get(worker)
         if job is None:
             raise Broken(f"worker {worker} is not here: {order}")
@@ -477,7 +501,7 @@ class World:
             raise Broken(f"step numbers grow by one, and {job.step} was the last: {order}")
         job.step, job.phase = step, "released"
 
-    def _pull(self, order: Order, job: Job, version: int) -> None:
+    def _pull(self, order: Order, job: Pushing, version: int) -> None:
         if version != self.version:
             raise Broken(f"the newest version is {self.version}: {order}")
         if job.pulling is not None:

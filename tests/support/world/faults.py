@@ -13,8 +13,8 @@ from paceline.core.machine import Spec
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.scenario.scenario import HostTable, Scenario
-from support.seeded_network import Blocked, Cut, Killed, Seconds, Slow
 from support.settings import values_of
+from support.world.clock import Seconds
 from support.world.processes import Script
 
 PROTOCOLS = ("asp", "bsp", "dssp", "hsp", "ps-plus", "ssp", "sync-switch")
@@ -22,6 +22,45 @@ PROTOCOLS = ("asp", "bsp", "dssp", "hsp", "ps-plus", "ssp", "sync-switch")
 IN_GROUPS = ("ad-psgd", "all-reduce", "ripples")
 """Those in which each worker owns a replica."""
 HEAD = "node-0"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Connections between two hosts break. Bytes on their way are lost. Each end hears of it after a time, or never."""
+
+    at: Seconds
+    one: str
+    other: str
+    heard: tuple[Seconds | None, Seconds | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Nothing gets from one host to the other for a while. It comes later, if the connection lives so long."""
+
+    at: Seconds
+    until: Seconds
+    sender: str
+    receiver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    at: Seconds
+    until: Seconds
+    sender: str
+    receiver: str
+    by: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    at: Seconds
+    node: str
+    silently: bool
+    """Whether its machine goes too, so that nobody hears of it."""
+    back: Seconds | None = None
+    """When it begins anew. In a world none does by itself."""
 
 
 @dataclass(frozen=True, slots=True)

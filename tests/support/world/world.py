@@ -35,19 +35,22 @@ from paceline.records.journal import Journal
 from paceline.records.ledger import NoLedger
 from paceline.scenario.scenario import Scenario
 from support.run_state import SETTINGS
-from support.seeded_network import Blocked, Cut, Killed, Slow
 from support.world import insides
 from support.world.clock import Scheduler, VirtualLoop
 from support.world.contents import Contents
 from support.world.faults import (
     HEAD,
+    Blocked,
+    Cut,
     Diverges,
     Drained,
     Fault,
     History,
     Interrupted,
+    Killed,
     NoDescriptor,
     ScriptFails,
+    Slow,
     Stopped,
     StoreKilled,
     StoreStopped,
