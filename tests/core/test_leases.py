@@ -42,15 +42,6 @@ def drain(leases: Leases, worker: int, epoch: int, digest: str = "same") -> list
     return taken
 
 
-@pytest.mark.parametrize("dealing", DEALINGS)
-@pytest.mark.parametrize(("workers", "batches"), [(1, 2), (2, 1), (3, 7), (5, 15), (2, 0)])
-def test_all_workers_together_take_every_batch_once(dealing: Dealing, workers: int, batches: int) -> None:
-    leases = opened(dealing, workers, batches, batches)
-    for epoch in (0, 1):
-        taken = [index for worker in range(workers) for index in drain(leases, worker, epoch)]
-        assert sorted(taken) == list(range(batches))
-
-
 def test_in_rounds_every_round_is_full_until_the_data_ends() -> None:
     leases = opened("rounds", 3, 8, 8, 8)
     stream = {worker: [(e, i) for e in range(3) for i in drain(leases, worker, e)] for worker in range(3)}
@@ -355,15 +346,6 @@ def use(leases: Leases, worker: int, *indices: int, epoch: int = 0) -> None:
         leases.settle(worker, index)
 
 
-def test_what_is_held_bound_or_returned_is_dealt_again_in_order() -> None:
-    leases = opened("queue", 3, 6)
-    use(leases, 0, 0)
-    computing, pushed, given_back = (take(leases, worker, 0) for worker in range(3))
-    leases.bind(1, 0, (pushed,))
-    leases.give_back(2, (given_back,))
-    assert drain(resumed(leases, 2), 1, 0) == [computing.index, pushed.index, given_back.index, 4, 5] == [1, 2, 3, 4, 5]
-
-
 def test_what_came_of_samples_so_far_goes_on() -> None:
     leases = opened("queue", 1, 4)
     use(leases, 0, 0)
@@ -383,24 +365,6 @@ def test_a_step_that_is_in_a_replica_of_the_snapshot_is_settled() -> None:
     assert drain(after, 0, 0) == [1, 2]
 
 
-def test_an_epoch_whose_order_is_known_in_part_goes_on_with_its_next_block() -> None:
-    uncut, cut = (Leases("rounds", [0, 1, 2]) for _ in range(2))
-    for leases in (uncut, cut):
-        leases.open(0, [10] * 4, "first block", last=False)
-        use_first = leases.take(0, 0, "first block")
-        assert use_first == Batch(0, 0)
-        leases.skip(0, (use_first,))
-    after = resumed(cut, 3)
-    for leases in (uncut, after):
-        assert [leases.undrawn(worker, 0) for worker in range(3)] == [None] * 3
-        leases.open(0, [10] * 4, "second block")
-    assert [drain_any(after, worker) for worker in range(3)] == [drain_any(uncut, worker) for worker in range(3)]
-
-
-def drain_any(leases: Leases, worker: int) -> list[int]:
-    return [batch.index for batch in iter(lambda: leases.take(worker, 0, "second block", 2), None) if batch]
-
-
 @pytest.mark.parametrize("workers", [1, 2, 4, 5])
 def test_rounds_of_other_workers_are_full_until_the_data_ends(workers: int) -> None:
     leases = opened("rounds", 3, 7, 8)
@@ -418,31 +382,6 @@ def indices(leases: Leases, worker: int, epoch: int) -> list[tuple[int, int]]:
     return [(epoch, index) for index in drain(leases, worker, epoch)]
 
 
-def test_a_run_that_is_resumed_twice_after_a_death_has_even_rounds_still() -> None:
-    leases = opened("rounds", 2, 9)
-    leases.leave(1, died=True)
-    use(leases, 0, 0, 2, 4)
-    again = resumed(resumed(leases, 2), 2)
-    assert [drain(again, worker, 0) for worker in (0, 1)] == [[1, 5, 7], [3, 6, 8]]
-
-
-def test_the_next_block_of_an_epoch_goes_on_with_the_rounds_of_other_workers() -> None:
-    leases = Leases("rounds", [0, 1, 2])
-    leases.open(0, [10] * 4, "first block", last=False)
-    after = resumed(leases, 3, "queue")
-    after = resumed(after, 3, "rounds")
-    after.skip(0, (take_of(after, 0),))
-    after = resumed(after, 2)
-    after.open(0, [10] * 4, "second block")
-    assert [drain_any(after, worker) for worker in (0, 1)] == [[1, 3, 5, 7], [2, 4, 6]]
-
-
-def take_of(leases: Leases, worker: int) -> Batch:
-    batch = leases.take(worker, 0, "first block")
-    assert batch is not None
-    return batch
-
-
 def test_fixed_shares_of_other_workers_are_those_of_their_ranks() -> None:
     leases = opened("static", 2, 6)
     use(leases, 0, 0)
@@ -450,36 +389,6 @@ def test_fixed_shares_of_other_workers_are_those_of_their_ranks() -> None:
     after.open(1, [10] * 6, "same")
     assert [drain(after, worker, 0) for worker in range(3)] == [[3], [1, 4], [2, 5]]
     assert [drain(after, worker, 1) for worker in range(3)] == [[0, 3], [1, 4], [2, 5]]
-
-
-@pytest.mark.parametrize(("before", "after"), [("queue", "rounds"), ("rounds", "queue"), ("rounds", "static")])
-def test_another_dealing_deals_what_is_left(before: Dealing, after: Dealing) -> None:
-    leases = opened(before, 2, 5)
-    use(leases, 0, 0)
-    later = resumed(leases, 2, after)
-    assert sorted(index for worker in (0, 1) for index in drain(later, worker, 0)) == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("dealing", DEALINGS)
-def test_an_epoch_that_is_used_up_ends_at_once_and_its_order_is_not_drawn_again(dealing: Dealing) -> None:
-    leases = opened(dealing, 1, 2, 2)
-    use(leases, 0, 0, 1)
-    after = resumed(leases, 2)
-    assert after.undrawn(1, 0) is None
-    assert after.take(1, 0, "whatever it drew") is None
-    assert after.epoch() == 1
-
-
-@pytest.mark.parametrize("dealing", DEALINGS)
-def test_who_walks_through_a_past_epoch_gets_nothing_of_a_later_one(dealing: Dealing) -> None:
-    leases = opened(dealing, 2, 2, 4)
-    for worker in (0, 1):
-        use(leases, worker, *([worker] if dealing != "queue" or worker == 0 else [1]))
-    held = take(leases, 0, 1)
-    leases.give_back(0, (held,))
-    assert leases.undrawn(1, 0) is None
-    assert leases.take(1, 0, "same") is None
-    assert held.index in {*drain(leases, 0, 1), *drain(leases, 1, 1)}
 
 
 @pytest.mark.parametrize("dealing", DEALINGS)
@@ -504,20 +413,6 @@ def test_an_order_that_differs_from_the_one_before_the_cut_is_refused() -> None:
         after.take(0, 0, "another")
 
 
-def test_a_run_goes_on_in_the_lowest_epoch_that_is_not_used_up() -> None:
-    leases = Leases("queue", [0])
-    assert leases.epoch() == 0
-    leases.open(0, [10] * 2, "same")
-    use(leases, 0, 0)
-    leases.bind(0, 1, (take(leases, 0, 0),))
-    assert leases.epoch() == 0, "its last batch is not applied"
-    leases.settle(0, 1)
-    assert leases.epoch() == 1
-    leases.open(1, [10], "same", last=False)
-    use(leases, 0, 0, epoch=1)
-    assert leases.epoch() == 1, "its next block is still to be drawn"
-
-
 @pytest.mark.parametrize("dealing", DEALINGS)
 def test_what_scripts_never_asked_for_in_an_epoch_that_they_left_is_not_dealt_again(dealing: Dealing) -> None:
     """A script with so many steps in each epoch goes on as it would have."""
@@ -530,30 +425,6 @@ def test_what_scripts_never_asked_for_in_an_epoch_that_they_left_is_not_dealt_ag
     assert after.take(0, 0, "same") is None
 
 
-def test_nor_are_blocks_drawn_that_they_never_came_to() -> None:
-    leases = Leases("queue", [0, 1])
-    for epoch in range(3):
-        leases.open(epoch, [10] * 4, "same", last=False)
-    use(leases, 0, 0)
-    held = take(leases, 1, 1)
-    use(leases, 0, 0, epoch=2)
-    take(leases, 1, 2)
-    assert leases.epoch() == 1
-    after = resumed(leases, 2)
-    assert after.undrawn(0, 0) is None
-    assert drain(after, 0, 1) == [held.index]
-    assert after.undrawn(0, 1) is None
-
-
-def test_a_worker_that_has_died_comes_to_no_epoch_any_more() -> None:
-    leases = opened("queue", 2, 3, 3)
-    leases.skip(1, (take(leases, 1, 0),))
-    use(leases, 0, 1)
-    leases.leave(1, died=True)
-    use(leases, 0, 0, epoch=1)
-    assert resumed(leases, 2).epoch() == 1
-
-
 def test_what_is_left_of_the_epoch_of_a_worker_that_is_left_out_is_dealt_again() -> None:
     leases = opened("rounds", 2, 4, 4)
     use(leases, 0, 0, 2)
@@ -561,26 +432,6 @@ def test_what_is_left_of_the_epoch_of_a_worker_that_is_left_out_is_dealt_again()
     use(leases, 0, 0, epoch=1)
     leases.leave_out(1)
     assert resumed(leases, 2).epoch() == 0
-
-
-def test_what_was_leased_before_the_cut_and_by_no_worker_since_is_left_over() -> None:
-    leases = opened("queue", 1, 3)
-    held = take(leases, 0, 0)
-    after = resumed(leases, 1)
-    assert after.left_over() == 10
-    assert take(after, 0, 0) == held
-    assert after.left_over() == 10
-    after.skip(0, (held,))
-    assert after.left_over() == 0
-
-
-def test_a_look_at_what_was_leased_before_the_cut_puts_it_back_where_it_was_set_aside() -> None:
-    leases = opened("rounds", 2, 6)
-    held = take(leases, 1, 0)
-    after = resumed(leases, 2)
-    assert take(after, 1, 0) == held
-    assert after.put_back(1, 0, (held,)) == [held]
-    assert drain(after, 0, 0) == [0, 2, 4]
 
 
 # --- any history, any cuts --------------------------------------------------------------------------

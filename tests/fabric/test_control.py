@@ -154,14 +154,6 @@ def test_messages_arrive_once_and_in_order_over_whichever_connection_is_there_ne
     ]
 
 
-def test_what_arrived_is_not_delivered_again_if_its_acknowledgement_was_lost() -> None:
-    two = Two().connect()
-    assert values(two.head.received(1, data_of(two.host.send(Told(1), 0.0)), 0.0)) == [1]
-    two.cut().connect()
-    two.tell(2)
-    assert values(two.at_head) == [2]
-
-
 def test_a_message_may_be_as_long_as_it_says_once_hosts_have_met() -> None:
     two = Two().connect()
     about = len(msgspec.msgpack.encode(Told(0, b"x" * 100_000))) - 100_000
@@ -200,39 +192,6 @@ def test_acknowledgements_go_out_soon_if_nothing_else_does() -> None:
     assert due == numbered.ACKNOWLEDGE_WITHIN
     two.on_head(two.head.tick(due))
     assert two.host.unacknowledged == 0
-
-
-def test_the_head_knows_whom_it_owes_an_acknowledgement_first() -> None:
-    head = head_end()
-    hosts = {name: Two(HostEnd(name, name.encode(), Order), head, before=10 * at) for at, name in enumerate("bcd")}
-    for at, (name, two) in enumerate(hosts.items()):
-        two.incarnation = at  # each is given the next
-        two.connect().now = 1.0 + at / 100
-        two.tell(1)
-        assert head.unacknowledged(name) == 0
-    within = numbered.ACKNOWLEDGE_WITHIN
-    assert head.due() == 1.0 + within
-    hosts["b"].on_head(head.send("b", 1, Order(2), 1.02))
-    hosts["b"].now = 1.03
-    hosts["b"].tell(3)
-    assert head.due() == 1.01 + within, "an order to the first one has acknowledged, and it is owed another one"
-    hosts["c"].cut()
-    assert head.due() == 1.02 + within
-    hosts["d"].on_head(head.send("d", 3, Order(4), 1.04))
-    assert head.due() == 1.03 + within
-    hosts["b"].cut()
-    assert head.due() is None
-    head.connected(50, 1.05)
-    head.received(50, written(Hello("c", b"c", 2, 0, run=b"head")), 1.05)
-    assert head.due() == 1.01 + within, "it has come back, and nothing has acknowledged that so far"
-
-
-def test_many_messages_are_acknowledged_as_they_come() -> None:
-    two = Two().connect()
-    two.tell(*range(10 * numbered.ACKNOWLEDGE_AFTER))
-    assert two.host.unacknowledged < numbered.ACKNOWLEDGE_AFTER
-    two.order(*range(10 * numbered.ACKNOWLEDGE_AFTER))
-    assert two.head.unacknowledged("b") < numbered.ACKNOWLEDGE_AFTER
 
 
 def test_a_host_beats_every_fifth_of_its_timeout_and_learns_which_beats_were_heard() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, cast
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +12,7 @@ from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
 from paceline.core.items import Mean, Partial
 from paceline.core.orders import Reduce, Release, StepReplica
-from paceline.host.events import GroupAveraged
+from paceline.host.events import GivenUp, GroupAveraged
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.version_shelf import Shelf
@@ -48,11 +48,6 @@ def three(stepped: bool, **given: Any) -> Groups:
 
 
 @pytest.fixture
-def stepped() -> Groups:
-    return three(stepped=True)
-
-
-@pytest.fixture
 def directed() -> Groups:
     """As in a replay, which says itself which groups fail."""
     return three(stepped=True, deaths_are_told=True)
@@ -62,22 +57,6 @@ def directed() -> Groups:
 def beginners() -> Groups:
     """Nobody has made a step."""
     return three(stepped=False)
-
-
-def test_a_replica_is_stepped_in_place_unless_anybody_else_needs_it(beginners: Groups) -> None:
-    """All begin with one place: the last to step is alone there."""
-    company, _ = beginners
-    for worker in (0, 1, 2):
-        company.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
-        company.carry_out(StepReplica(worker=worker, step=0, version=1))
-    steps = [said for _, said in company.told if isinstance(said, messages.worker.MakeStep)]
-    assert [(said.source, said.target) for said in steps] == [(0, 1), (0, 2), (0, 3)]
-    for worker in (0, 1, 2):
-        company.stepped(worker, 0)
-        company.carry_out(Release(worker=worker, step=1, version=1, parameters="own"))
-        company.carry_out(StepReplica(worker=worker, step=1, version=2))
-    steps = [said for _, said in company.told if isinstance(said, messages.worker.MakeStep)][3:]
-    assert [(said.source, said.target) for said in steps] == [(1, 1), (2, 2), (3, 3)]
 
 
 def test_a_share_that_is_made_after_its_group_was_said_to_have_failed_is_awaited_and_counts_for_nothing(
@@ -109,34 +88,48 @@ def test_an_average_comes_about_when_its_last_share_is_made_though_its_end_was_t
     assert not company.host.progress.averaging
 
 
-def test_a_share_that_is_said_to_be_made_before_it_was_asked_for_counts_for_nothing(stepped: Groups) -> None:
-    company, averagers = stepped
-    company.carry_out(StepReplica(worker=0, step=1, version=2))
-    company.carry_out(Reduce(group=0, members=(0, 1), what="parameters"))
-    averagers.says(1, messages.worker.ShareAveraged(0))
-    assert company.facts == [], "a member has a step to make first"
-    company.stepped(0, 1)
-    averagers.average(0)
-    assert company.facts == []
-    averagers.average(1)
-    assert company.facts == [ReduceFinished(group=0, at=0.0)]
+class Member:
+    """Host a, with the shares of workers 0 and 1 in averages."""
+
+    def __init__(self) -> None:
+        offer = Mock(cuts=[0, 8], averaged_at=[0, 8], push_bytes=16, flags_bytes=0)
+        plan, shelf, self.loop, self.report = MemoryPlan(3, slots=0, areas=4), Shelf(), Clockwork(), Mock()
+        loop: Any = self.loop
+        self.host = Averaging(shelf, plan, loop, Mock(), self.report, Mock(), Mock(offer=offer), name="a")
+        for worker in (0, 1):
+            shelf.put(Mean(1000 + worker), ("there", worker), plan.shared)
+            self.host.connect(worker)
+
+    def begins(self, *others: GroupShare) -> None:
+        """Group 7 averages, whose members on this host are both of its workers."""
+        self.host.begin(Group(7, 2, (GroupShare("a", (0, 1), (0, 1), None), *others)))
+
+    def averaged(self, worker: int) -> None:
+        self.loop.hear(averager(worker), messages.worker.ShareAveraged(7))
 
 
 def test_a_host_gives_others_its_own_part_of_a_group_once_that_is_there_and_no_other() -> None:
     """Another host that asks for more is refused. It may say what it likes."""
-    offer, loop, shelf = Mock(cuts=[0, 8], averaged_at=[0, 8], push_bytes=16, flags_bytes=0), Clockwork(), Shelf()
-    plan, memory, stand_in = MemoryPlan(3, slots=0, areas=4), Mock(offer=offer), cast(Any, loop)
-    host = Averaging(shelf, plan, stand_in, Mock(), Mock(), Mock(), memory, name="a")
+    member = Member()
+    host = member.host
     assert host.look(Partial(7, "a"), 0, 8) == "coming", "it has not heard of the group"
-    for worker in (0, 1):
-        shelf.put(Mean(1000 + worker), ("there", worker), plan.shared)
-        host.connect(worker)
-    host.begin(Group(7, 2, (GroupShare("a", (0, 1), (0, 1), None), GroupShare("b", (2,), (2,), None))))
+    member.begins(GroupShare("b", (2,), (2,), None))
     assert [host.look(Partial(7, name), 0, 8) for name in "abx"] == ["coming", "gone", "gone"]
     for worker in (0, 1):
-        loop.hear(averager(worker), messages.worker.ShareAveraged(7))
+        member.averaged(worker)
     assert host.look(Partial(7, "a"), 0, 8) == "here"
     assert host.look(Mean(7), 0, 8) == "coming"
+
+
+def test_a_group_is_given_up_once_no_share_of_it_is_written_any_more() -> None:
+    """Its places are free then."""
+    member = Member()
+    member.begins()
+    member.host.drop(7)
+    member.averaged(0)
+    member.report.assert_not_called()
+    member.averaged(1)
+    member.report.assert_called_once_with(GivenUp(7))
 
 
 # --- averages at a network's pace

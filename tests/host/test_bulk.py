@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 
 from paceline.core.items import Former, Update, Version
 from paceline.ipc.endpoint import LENGTH, Frames, framed
-from paceline.net import tcp
 from paceline.net.control import Hello, Refused
 from paceline.net.handshake import Keys
 from paceline.net.numbered import written
@@ -83,37 +81,6 @@ def test_what_is_served_stays_held_until_its_last_byte_is_sent(two: Two) -> None
     assert got.memory == contents(LARGE)
 
 
-def test_what_is_cancelled_stays_held_until_nothing_of_it_waits_for_room(two: Two) -> None:
-    two.a.has = {Version(1): contents(LARGE), Version(2): contents(10)}
-    assert two.a.bulk._connection is not None
-    stream = two.a.bulk._connection.stream
-    stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    cancelled = two.b.fetch(Version(1), LARGE)
-    two.until(lambda: stream.waits)
-    two.b.cancel(cancelled)
-    while two.a.held:
-        two.loop.wait(1.0)
-    assert not stream.waits
-    got = two.b.fetch(Version(2), 10)
-    two.until(lambda: got.done)
-
-
-def test_a_cancelled_fetch_tells_nobody_and_writes_no_more(two: Two) -> None:
-    two.a.has = {Version(1): contents(LARGE), Version(2): contents(LARGE, 7)}
-    got = two.b.fetch(Version(1), LARGE)
-    two.until(lambda: any(got.memory))
-    two.b.cancel(got)
-    two.b.cancel(got)
-    got.memory[:] = bytes(LARGE)
-    other = two.b.fetch(Version(2), LARGE)
-    two.until(lambda: other.done)
-    assert other.memory == contents(LARGE, 7)
-    assert got.memory == bytes(LARGE)
-    assert (got.done, got.lost) == (0, [])
-    two.until(lambda: not two.a.held)
-    assert not two.lines
-
-
 def test_one_connection_is_read_a_piece_at_a_time(apart: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_connection, "AT_ONCE", 10_000)
     got = apart.a.fetch(Version(1), 100_000)
@@ -136,17 +103,6 @@ def test_an_item_of_another_size_is_lost_and_nothing_is_written(two: Two) -> Non
     assert got.lost == ["Version(version=1, kind='version') has 12 bytes here, and 16 were asked for"]
     assert got.memory == bytes(16)
     assert two.b.connected
-
-
-def test_an_item_that_can_not_come_is_lost_with_the_reason_in_one_line(two: Two) -> None:
-    two.a.gone.add(Version(1))
-    gone, never = two.b.fetch(Version(1), 10), two.b.fetch(Version(2), 10)
-    two.until(lambda: Version(2) in two.a.asked)
-    two.a.carrier.never(Version(2), "its worker has died\n")
-    two.until(lambda: gone.lost and never.lost)
-    assert gone.lost == [f"{Version(1)} is not here any more"]
-    assert never.lost == ["its worker has died "]
-    assert not two.b.places
 
 
 def test_a_fetch_of_another_incarnation_is_refused(apart: Two) -> None:
@@ -190,23 +146,6 @@ def test_a_connection_that_has_sent_as_much_as_a_key_is_good_for_is_renewed(
     assert got.done == 1
     assert two.a.bulk._connection is not first
     assert not two.lines
-
-
-def test_a_host_dials_until_somebody_listens(apart: Two) -> None:
-    waiting = socket.socket()
-    waiting.bind(tcp.LOOPBACK)
-    address = waiting.getsockname()
-    got = apart.b.fetch(Version(1), 10)
-    apart.a.has[Version(1)] = contents(10)
-    apart.dial(address=address)
-    began = time.monotonic()
-    apart.until(lambda: time.monotonic() > began + 0.2)
-    apart.door.close()
-    apart.port.close()
-    apart.listen(waiting)
-    waiting.listen()
-    apart.until(lambda: got.done)
-    assert not apart.lines
 
 
 def test_a_connection_that_a_newer_one_replaces_is_closed(two: Two) -> None:
@@ -322,17 +261,6 @@ def test_a_part_must_fit_into_what_is_missing_of_its_item(apart: Two, length: in
     end.close()
 
 
-def test_who_opens_a_connection_and_says_nothing_is_closed_with_one_line(
-    two: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data_connection, "HANDSHAKE", 0.05)
-    silent = raw(two, b"")
-    two.until(lambda: has_ended(silent))
-    assert two.lines == ["connection refused: it has said nothing for 0 s"]
-    assert two.a.connected
-    silent.close()
-
-
 @pytest.mark.parametrize(
     ("said", "why"),
     [
@@ -349,33 +277,11 @@ def test_a_host_whose_hello_is_refused_shows_why_and_dials_again(apart: Two, sai
         apart.until(lambda: apart.b.connected)
 
 
-def test_a_host_that_is_over_is_refused_without_a_line_as_that_was_said_before(apart: Two) -> None:
-    apart.a.carrier.ended("b", "it has left")
-    end = raw(apart, written(hello("b", 3)))
-    apart.until(lambda: has_ended(end))
-    end.close()
-    assert not apart.lines
-    assert not apart.a.connected
-
-
 def test_a_host_speaks_with_no_one_but_the_host_that_it_wants(apart: Two) -> None:
     apart.dial(bulk=meet(apart.b.carrier, "a", 2))
     apart.until(lambda: apart.lines)
     assert apart.lines == ["no data connection to host a: incarnation 1 of host a answers for 2 of a"]
     assert not apart.b.connected
-
-
-def test_a_host_that_does_not_answer_is_dialled_again(apart: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_connection, "HANDSHAKE", 0.05)
-    silent = socket.create_server(tcp.LOOPBACK)
-    apart.dial(address=silent.getsockname())
-    came: list[Any] = []
-    apart.loop.watch(silent, lambda: came.append(silent.accept()))
-    apart.until(lambda: len(came) >= 2)
-    apart.loop.unwatch(silent)
-    for end, _ in came:
-        end.close()
-    silent.close()
 
 
 def test_a_peer_that_does_not_read_holds_up_neither_the_loop_nor_others(apart: Two) -> None:

@@ -51,11 +51,9 @@ from paceline.records.times import FetchTimes
 from paceline.scenario.scenario import Network
 from support.companies import (
     ADDER,
-    OTHER,
     PROCESS,
     Averagers,
     Company,
-    averager,
     company,
     elsewhere,
     idle_company,
@@ -270,18 +268,6 @@ class TestOrders:
             one.crew.hear(0, messages.worker.Declined())
         assert len(one.told) == 2
 
-    def test_a_worker_may_be_released_once_more_on_the_version_that_it_holds(self, training: Makes) -> None:
-        two = training(2, unapplied=3)
-        two.pushes(0, 0)
-        two.apply(1, (0, 0))
-        for step, parameters in ((1, "pull"), (2, "held"), (3, "held")):
-            two.carry_out(Release(worker=0, step=step, version=1, parameters=parameters))  # type: ignore[arg-type]
-            two.computed(0, step)
-            two.carry_out(DropUpdate(worker=0, step=step, samples="return"))
-        computes = [said for _, said in two.told if isinstance(said, messages.worker.Compute)]
-        assert [(said.step, said.version) for said in computes] == [(0, 0), (1, 1), (2, 1), (3, 1)]
-        assert len({said.slot for said in computes[1:]}) == 1
-
 
 class TestLeaving:
     """Whenever a worker goes, nothing is kept for it once the machine has been told."""
@@ -311,28 +297,6 @@ class TestLeaving:
         assert two.claims_of(1) == []
         assert two.claims() == [("newest version",)]
         assert two.told[told:] == []
-
-    @pytest.mark.parametrize("point", range(len(REPLICATED) + 1))
-    def test_a_worker_with_a_replica_that_goes_at_any_point_leaves_its_replica_only(
-        self,
-        point: int,
-    ) -> None:
-        """A mean that is recorded later may have it."""
-        three = company(3, "ad-psgd")
-        for action in REPLICATED[:point]:
-            action(three)
-        three.leave(1)
-        averagers = Averagers(three)
-        for worker in (0, 2):
-            if averagers.asked(worker):
-                averagers.average(worker)
-        for fact in three.facts:
-            three.host.tell(fact)
-        for step in range(2):
-            three.carry_out(DropUpdate(worker=1, step=step, samples="return"))
-        assert three.claims_of(1) == [("replica", 1)]
-        assert three.host.progress.settled
-        assert not three.host.progress.averaging
 
     def test_what_a_worker_was_to_write_for_all_is_void_when_it_goes(self, training: Makes) -> None:
         two = training(2)
@@ -394,12 +358,6 @@ class TestArithmetic:
         assert two.host.progress.lost
         assert two.host.progress.idle
         assert two.store.sent == sent
-
-    def test_its_loss_while_it_writes_keeps_nothing(self, training: Makes) -> None:
-        one = training(1)
-        one.host.record(0, [0], "file", "mean")
-        DIES(one)
-        assert one.claims() == [("newest version",)]
 
     @pytest.mark.parametrize("steps_first", [True, False])
     def test_a_mean_has_no_replica_whose_process_ended_in_a_step(
@@ -546,20 +504,6 @@ class TestAverages:
         assert (means(three), three.host.progress.averages) == ([], int(whole))
         assert not three.host.progress.averaging
 
-    def test_disjoint_groups_average_at_once_and_one_s_failure_is_not_the_other_s(self) -> None:
-        four = company(4, "ad-psgd")
-        averagers = gathered(four)
-        for group, members in ((0, (0, 1)), (1, (2, 3))):
-            four.carry_out(Reduce(group=group, members=members, what="parameters"))
-        targets = {averagers.average(0), averagers.average(2)}
-        assert len(targets) == 2
-        four.leave(1)
-        assert averagers.average(3) in targets
-        assert four.facts == [ReduceFailed(group=0, lost=(1,), at=0.0), ReduceFinished(group=1, at=0.0)]
-        for fact in four.facts:
-            four.host.tell(fact)
-        assert (means(four), four.host.progress.averages) == ([], 1)
-
     def test_a_mean_of_gradients_is_kept_until_every_member_was_told_to_step_with_it_or_has_left(self) -> None:
         three = company(3, "all-reduce")
         averagers = Averagers(three)
@@ -653,19 +597,6 @@ PACKS = {worker: [who for who, _ in SERVED_JOIN].index(worker) for worker in (0,
 """At which point each of the others packs."""
 
 COPIED = ReplicaCopied(source=0, worker=1, at=0.0)
-REPLICATED_JOIN: list[Move] = [
-    ordered(StepReplica(worker=0, step=1, version=3)),
-    joins(0, 2),
-    ordered(CopyReplica(source=0, worker=1)),
-    (0, lambda company: company.stepped(0, 1)),
-    hands(0),
-    told(COPIED),
-    ordered(Release(worker=1, step=1, version=0, parameters="own")),
-    (1, lambda company: company.computed(1, 1)),
-    ordered(StepReplica(worker=1, step=1, version=4)),
-    (1, lambda company: company.stepped(1, 1)),
-]
-"""It joins those that own replicas."""
 
 REPLICATED_JOIN_AGAIN: list[Move] = [
     ordered(CopyReplica(source=2, worker=1)),
@@ -757,36 +688,6 @@ class TestJoins:
             packed = [f"worker {one}'s" for one in (0, 2) if one not in gone or point > PACKS[one]]
             assert three.crew.handed == [(1, packed[0] if packed else None)]
 
-    @pytest.mark.parametrize("who", GOES)
-    @pytest.mark.parametrize("point", range(len(REPLICATED_JOIN) + 1))
-    def test_whoever_goes_as_a_replica_is_copied_leaves_its_replica_only_and_a_joiner_takes_up_once(
-        self,
-        point: int,
-        who: str,
-    ) -> None:
-        """If the source dies before it has all made, there is no copy. The machine orders another one."""
-        three, gone = without_worker_1(company, "ad-psgd"), GOES[who]
-        before = descriptors()
-        make(three, [*COMES, *REPLICATED_JOIN[:point]])
-        for worker in gone:
-            three.leave(worker)
-        so_far = len(three.told)
-        make(three, REPLICATED_JOIN[point:], gone)
-        assert not {worker for worker, _ in three.told[so_far:]} & set(gone)
-        assert all(three.loop.lines[averager(worker)].closed for worker in gone)
-        if COPIED not in three.facts:
-            make(three, REPLICATED_JOIN_AGAIN, gone)
-        for worker in gone:
-            for step in range(2):
-                three.carry_out(DropUpdate(worker=worker, step=step, samples="return"))
-            assert {owner[0] for owner in three.claims_of(worker)} <= {"replica"}
-        assert three.host.progress.settled
-        assert descriptors() == before
-        if 1 not in gone:
-            copied = [f"worker {fact.source}'s" for fact in three.facts if isinstance(fact, ReplicaCopied)]
-            assert len(copied) == 1 - (2 in gone and COPIED not in three.facts)
-            assert three.crew.handed == [(1, packed) for packed in copied]
-
     def test_a_version_that_the_process_before_waited_for_is_not_its_next_one_s(self, training: Makes) -> None:
         two = training(2)
         two.pushes(0, 0)
@@ -798,15 +699,6 @@ class TestJoins:
         two.make()
         taken = [fact for fact in two.facts if isinstance(fact, ParametersTaken) and fact.worker == 1]
         assert [fact.version for fact in taken] == [1]
-
-    def test_the_next_process_of_another_that_died_is_not_asked_to_hand_over(self, training: Makes) -> None:
-        """It is on its way, and has nothing, though the machine was not told of that death yet."""
-        three = without_worker_1(training, "asp")
-        three.leave(0)
-        three.returns(0)
-        make(three, [*COMES, joins(0, 2), hands(2)])
-        assert [worker for worker, message in three.told if isinstance(message, messages.worker.HandOver)] == [2]
-        assert three.crew.handed == [(1, "worker 2's")]
 
     def test_a_version_has_the_hyperparameters_of_the_contributor_that_has_served_longest(
         self, training: Makes
@@ -876,19 +768,6 @@ class TestJoins:
         assert descriptors() == before
         assert ("copied for", 1) not in two.claims()
 
-    @pytest.mark.parametrize("packs", [True, False])
-    def test_a_source_that_has_finished_gives_its_replica_and_what_its_script_keeps_if_that_comes_before_its_end(
-        self,
-        packs: bool,
-    ) -> None:
-        three = without_worker_1(company, "ad-psgd")
-        three.host.left(0, died=False)
-        make(three, [*COMES, joins(0, 2), ordered(CopyReplica(source=0, worker=1))])
-        make(three, [hands(0)] * packs)
-        three.host.gone(0)
-        make(three, [told(COPIED)])
-        assert three.crew.handed == [(1, "worker 0's" if packs else None)]
-
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
     def test_what_is_packed_for_a_joiner_that_died_since_is_not_for_its_next_process(
         self, protocol: str, training: Makes
@@ -905,44 +784,6 @@ class TestJoins:
         make(three, [hands(0), told(COPIED)])
         assert three.crew.handed == [(1, "worker 0's")]
         assert descriptors() == before
-
-    def test_what_joins_or_is_copied_may_be_told_when_the_joiner_has_gone_again(self) -> None:
-        """The machine is told what happened, in order, though other things have happened since."""
-        three = without_worker_1(company, "ad-psgd")
-        before = descriptors()
-        make(three, COMES)
-        three.leave(1)
-        claims = three.claims()
-        make(three, REPLICATED_JOIN, [0, 1])
-        assert (three.crew.handed, three.facts, descriptors()) == ([], [], before)
-        assert ("replica", 1) in claims
-        assert three.claims_of(1) == [("replica", 1)]
-        assert [worker for worker, message in three.told if isinstance(message, messages.worker.HandOver)] == []
-
-    def test_a_worker_hands_over_after_the_release_that_was_ordered_before(self, training: Makes) -> None:
-        two = training(2)
-        two.pushes(0, 0)
-        two.orders(1, (0, 0))
-        two.carry_out(Release(worker=0, step=1, version=1))
-        two.crew.told.clear()
-        two.host.join(1, [0])
-        assert two.told == []
-        two.make()
-        assert [type(said).__name__ for _, said in two.told] == ["Compute", "HandOver"]
-
-    def test_whose_replica_is_gone_a_joiner_begins_as_training_began_until_a_mean_is_recorded(self) -> None:
-        one = company(1, "ad-psgd")
-        one.leave(0)
-        for _ in range(2):
-            make(one, alone_comes())
-            one.host.begin_anew(0, None, "")
-            ((_, told),) = one.told[-1:]
-            assert isinstance(told, messages.worker.TakeUp)
-            places = {owner[0]: place for owner, _, place in one.host.shelf.claims()}
-            assert places["replica"] == places["what training began with"]
-            assert (told.recorded, told.area) == (False, places["replica"])
-            one.leave(0)
-        assert one.claims_of(0) == [("replica", 0)]
 
     @pytest.mark.parametrize("returns", [True, False])
     def test_a_joiner_that_is_to_begin_with_a_mean_which_is_being_written_waits_for_that_unless_it_dies(
@@ -984,13 +825,6 @@ class TestSeveral:
         two.between.arrives()
         assert [(worker, type(said).__name__) for worker, said in two.told] == [(1, "SnapshotReady")]
 
-    def test_the_end_of_the_heads_own_fetch_is_now_by_the_runs_clock(self) -> None:
-        two = elsewhere(2)
-        two.now = 7.5
-        fetched = {"host": "node-0", "source": OTHER, "kind": "update", "number": 3, "worker": 1, "bytes": 40}
-        two.head.here.items.fetched(FetchTimes(**fetched, began=90.0, ended=90.5))
-        assert two.reports.of(FetchTimes) == [FetchTimes(**fetched, began=7.0, ended=7.5)]
-
     def test_a_long_message_of_a_worker_goes_to_the_head_as_items_do_and_a_short_one_as_it_is(self) -> None:
         two = elsewhere(2)
         two.between.slow = True
@@ -1001,19 +835,6 @@ class TestSeveral:
         assert len(two.reports.of(WorkerSaid)) == 1
         two.between.arrives()
         assert two.reports.of(WorkerSaid)[1:] == [WorkerSaid(1, long)]
-
-    def test_a_host_none_of_whose_workers_trains_bears_what_others_adopt_and_make(self) -> None:
-        """They died before they came to `prepare`, say."""
-        two = elsewhere(2, trains=False)
-        two.host.adopt(two.forker)
-        two.at_head.hear(two.forker, messages.worker.AdoptionWritten())
-        two.carry_out(Release(worker=two.forker, step=0, version=0))
-        done = messages.worker.StepFinished(0, 0, None, [], None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        two.at_head.hear(two.forker, done)
-        two.carry_out(StartPush(worker=two.forker, step=0))
-        two.apply(1, (two.forker, 0))
-        assert two.told == []
-        assert two.agent._host.shelf.free([0]) == 0
 
     def test_updates_that_are_added_up_arrive_where_a_scenario_says_how_fast_groups_average(self) -> None:
         """Beside tables of hosts, `[network]` may have `within_nodes`. It paces no push."""

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.ipc.loop import Alarm, Loop
 from paceline.net import control, tcp
-from paceline.net.control import ANOTHER_RUN, HostEnd
+from paceline.net.control import HostEnd
 from paceline.net.link import AT_ONCE, PURPOSE, HeadLink, HostLink
 from support.clusters import EACH_KEYS, PATIENCE, Cluster, Order, Told, sockets
 from support.lobby import has_ended, opened
@@ -118,44 +118,6 @@ def test_a_host_dials_until_the_head_listens(cluster: Cluster) -> None:
     assert not at_host.lines
 
 
-def test_another_head_at_the_same_address_ends_the_hosts_incarnation(cluster: Cluster) -> None:
-    host, at_host = cluster.host()
-    cluster.until(lambda: at_host.incarnation)
-    address = cluster.door.address
-    cluster.close_head()
-    cluster.listen(tcp.listen(address))
-    cluster.until(lambda: at_host.ends)
-    assert at_host.ends == [ANOTHER_RUN]
-    assert not sockets(host)
-    host.send(Told(1))
-    assert not cluster.head.values
-    _, at_host = cluster.host(run=host._end.run)
-    cluster.until(lambda: at_host.ends)
-    assert at_host.ends == [ANOTHER_RUN]
-    assert cluster.head.incarnations == 1
-    _, at_host = cluster.host()
-    cluster.until(lambda: at_host.incarnation)
-
-
-def test_a_host_that_the_head_ends_is_told_why(cluster: Cluster) -> None:
-    host, at_host = cluster.host()
-    cluster.until(lambda: at_host.incarnation)
-    cluster.head.link.end("b", 1, "it was silent")
-    cluster.until(lambda: at_host.ends)
-    assert at_host.ends == ["incarnation 1 of host b has ended: it was silent"]
-    assert not sockets(host)
-    assert not sockets(cluster.head.link)
-
-
-def test_a_host_that_ends_itself_dials_no_more(cluster: Cluster) -> None:
-    host, at_host = cluster.host()
-    cluster.until(lambda: at_host.incarnation)
-    host.end("its workers have ended")
-    assert at_host.ends == ["its workers have ended"]
-    cluster.until(lambda: ("disconnected", "b", 1) in cluster.head.events)
-    assert not sockets(host)
-
-
 def test_a_connection_that_breaks_while_bytes_wait_for_it_is_lost_for_its_own_reason() -> None:
     loop = Loop()
     listener = socket.create_server(tcp.LOOPBACK)
@@ -212,19 +174,6 @@ def test_a_host_that_does_not_read_holds_nobody_up_and_is_ended(cluster: Cluster
     assert ended[1] == "mute"
     assert "host mute does not take what it is sent" in ended[3]
     assert len(sockets(cluster.head.link)) == 1
-    deaf.close()
-
-
-def test_what_waits_for_a_connection_is_bounded(cluster: Cluster) -> None:
-    deaf = mute(cluster)
-    (stream,) = cluster.head.link._streams.values()
-    stream._most = 100_000
-    for _ in range(1000):  # the kernel takes some megabytes of it
-        stream.write(b"x" * 10_000)
-    assert "the other end does not read" in stream._why
-    assert not stream.waits
-    cluster.until(lambda: ("disconnected", "mute", 1) in cluster.head.events)
-    assert not sockets(cluster.head.link)
     deaf.close()
 
 

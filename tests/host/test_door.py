@@ -14,7 +14,7 @@ import pytest
 
 from paceline.ipc.loop import Loop
 from paceline.net import listener, tcp
-from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Handshake, Kind, NotOpened, dials
+from paceline.net.handshake import FRAME, PROTOCOL, Handshake, Kind, NotOpened, dials
 from paceline.net.listener import MOST_STRANGERS, goes, network
 from support.clusters import KEYS, tls_keys
 from support.floods import KINDS, Manners, far_from, flood
@@ -65,19 +65,6 @@ def test_not_a_byte_is_taken_that_comes_after_the_opening(lobby: Lobby) -> None:
     end.send(answer(lobby.heard(end, FRAME.size)) + b"and more")
     lobby.until(lambda: lobby.came)
     assert lobby.heard(lobby.came[0][1], 8) == b"and more"
-
-
-def test_an_opening_may_come_byte_by_byte(lobby: Lobby) -> None:
-    end = lobby.stranger()
-
-    def say(said: bytes) -> None:
-        for at in range(len(said)):
-            end.send(said[at : at + 1])
-            lobby.loop.wait(0.001)
-
-    say(frame(Kind.GREETING))
-    say(answer(lobby.heard(end, FRAME.size)))
-    lobby.until(lambda: lobby.came)
 
 
 def test_another_token_is_refused_on_both_sides_and_another_try_would_not_help(lobby: Lobby) -> None:
@@ -150,12 +137,6 @@ def test_what_nobody_serves_is_refused(lobby: Lobby) -> None:
     assert lobby.lines == ["connection from 127.0.0.1 refused: nothing is served here for 'tea'"]
 
 
-def test_what_nobody_serves_is_told_nobody_who_has_another_token(lobby: Lobby) -> None:
-    one = lobby.dial("tea", OTHER_KEYS)
-    lobby.until(lambda: one.failed)
-    assert one.failed == [("it has another token", True)]
-
-
 # --- strangers
 
 
@@ -200,27 +181,12 @@ def test_a_dialler_says_in_one_line_what_listens_there_instead() -> None:
     assert found(frame(Kind.CHALLENGE, version=9)).startswith(OTHER_VERSION)
 
 
-def test_a_dialler_of_another_version_is_told_which_one_listens(lobby: Lobby) -> None:
-    end = lobby.stranger(frame(Kind.GREETING, version=9))
-    said = lobby.heard(end, FRAME.size)
-    assert FRAME.unpack(said)[:2] == (MAGIC, PROTOCOL)
-    lobby.until(lambda: has_ended(end))
-
-
 def test_a_silent_stranger_is_closed_with_one_line(lobby: Lobby, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HANDSHAKE", 0.05)
     silent, slow = lobby.stranger(), lobby.stranger(frame(Kind.GREETING))
     lobby.until(lambda: has_ended(silent) and has_ended(slow))
     assert lobby.lines == ["connection from 127.0.0.1 refused: it has said nothing for 0 s"] * 2
     assert not lobby.door._waiting
-
-
-def test_a_stranger_who_leaves_is_not_worth_a_line(lobby: Lobby) -> None:
-    end = lobby.stranger()
-    lobby.until(lambda: lobby.door._waiting)
-    end.close()
-    lobby.until(lambda: not lobby.door._waiting)
-    assert not lobby.lines
 
 
 def test_a_flood_of_strangers_closes_the_oldest_of_them_and_is_told_in_few_lines(lobby: Lobby) -> None:

@@ -12,11 +12,9 @@ import pytest
 from paceline.core import shards
 from paceline.core.facts import UpdateArrived
 from paceline.core.items import Update
-from paceline.core.orders import DropUpdate, Release, StartPush
+from paceline.core.orders import Release, StartPush
 from paceline.core.shards import Shard
 from paceline.host import version_streaming
-from paceline.host.overlap import Early
-from paceline.host.version_shelf import Shelf
 from paceline.host.version_streaming import VersionStreaming
 from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
@@ -67,14 +65,6 @@ class Case:
         return [fact.step for fact in self.company.facts if isinstance(fact, UpdateArrived)]
 
 
-def test_what_a_worker_has_told_is_at_the_store_before_its_step_is_finished_and_no_other_byte() -> None:
-    case = Case()
-    case.writes(7)
-    case.tells(QUARTER, SIZE)
-    assert case.at_store() == bytes(QUARTER) + bytes([7]) * (SIZE - QUARTER)
-    assert case.arrived() == []
-
-
 def test_an_update_has_not_arrived_before_it_is_pushed_though_all_of_it_is_here() -> None:
     case = Case()
     case.writes(7)
@@ -103,29 +93,6 @@ def test_an_update_is_asked_for_once_its_worker_computes() -> None:
     assert company.head.shelf.has(Update(0, 1))
 
 
-def test_what_was_told_is_not_brought_once_more() -> None:
-    case = Case()
-    case.writes(7)
-    case.tells(0, SIZE)
-    case.company.computed(0, 0)
-    case.writes(8)  # as no worker does: to see whether anything is read there again
-    case.pushes()
-    assert case.at_store() == bytes([7]) * SIZE
-
-
-def test_where_all_places_are_taken_an_update_is_brought_once_it_is_computed() -> None:
-    case = Case(unapplied=1)
-    for step in (0, 1):
-        case.company.computed(0, step)
-        case.company.carry_out(StartPush(worker=0, step=step))
-        assert case.arrived() == [*range(step + 1)]
-        if step == 0:
-            case.company.orders(1, (0, 0))
-            case.company.carry_out(Release(worker=0, step=1, version=0, parameters="held"))
-            assert not case.company.head.shelf.has(Update(0, 1))
-            case.company.make()
-
-
 @pytest.mark.parametrize("protocol", ["hsp", "ps-plus"])
 def test_nothing_comes_early_where_pushes_wait_their_turn_or_updates_are_made_at_the_step(protocol: str) -> None:
     case = Case(protocol)
@@ -151,30 +118,12 @@ def test_workers_whose_updates_are_added_up_on_their_host_tell_nothing(protocol:
     assert not host.tells, "no other host makes versions"
 
 
-def test_hosts_that_make_ranges_expect_updates_of_the_heads_own_workers_too() -> None:
-    arrivals, pushes = Mock(), Mock()
-    early = Early(Shelf(), Mock(of=lambda worker: [worker]), pushes, arrivals)
-    early.released(0, 3, elsewhere=False)
-    arrivals.expect.assert_called_once_with(Update(0, 3))
-    pushes.lay.assert_not_called()
-    early.withdrawn(0, 3)
-    arrivals.forget.assert_called_once_with(Update(0, 3))
-
-
 def test_of_an_update_nothing_is_brought_that_lies_behind_its_buffers() -> None:
     """Places are filled up to pages, which may be large."""
     company = elsewhere(1, "asp")
     several: Any = company.host
     assert several.others.items.ranges(FIRST)[-1] == ("node-1", SIZE, SIZE + OFFER.flags_bytes + OFFER.buffers_bytes)
     assert SIZE + OFFER.flags_bytes + OFFER.buffers_bytes < OFFER.push_bytes
-
-
-def test_nothing_is_expected_of_a_step_that_its_worker_has_declined() -> None:
-    company = Case().company
-    company.crew.hear(0, messages.worker.Declined(0, paused=True))
-    company.carry_out(DropUpdate(worker=0, step=0, samples="return"))
-    assert company.head.carrier is not None
-    assert company.head.carrier.pending() == company.agent._carrier.pending() == []
 
 
 # --- versions that come to devices while they are being made
@@ -249,13 +198,3 @@ def test_what_was_made_of_one_version_is_not_told_of_the_next() -> None:
     assert case.told == []
     case.arrivals.made(VERSION, 9, 12)
     assert case.ranges(0) == [[(0, 9), (9, 12)]]
-
-
-def test_a_worker_that_takes_no_part_any_more_is_told_nothing() -> None:
-    case = Devices()
-    for worker in (0, 1):
-        case.arrivals.waits(worker, VERSION)
-    case.seats[0].trains = False
-    case.arrivals.made(VERSION, 0, 30)
-    assert case.ranges(0) == []
-    assert case.ranges(1) == [[(0, 30)]]

@@ -24,7 +24,7 @@ from paceline.scenario.scenario import Network, Scenario
 from paceline.transfer import fetch_table as module
 from paceline.transfer.byte_ranges import ByteRanges
 from paceline.transfer.data_plane import DataPlane, Hear
-from paceline.transfer.fetch_table import Ask, CancelRequest, FetchTable, Missing, Say, ServeTable, Stop
+from paceline.transfer.fetch_table import Ask, CancelRequest, FetchTable, Say, ServeTable, Stop
 from paceline.transfer.fetcher import Called, Fetcher, RemoteFetcher, ShapedFetcher
 from paceline.transfer.manager import TransferManager
 from paceline.transfer.messages import Asked, Brought, Connected, Lost, Named, Peer, Range, Released, Settled
@@ -46,14 +46,6 @@ def fetches(*connected: Peer) -> FetchTable:
     return found
 
 
-def test_what_is_wanted_arrives_once_all_of_it_has_come_and_is_not_lost_then() -> None:
-    found = fetches()
-    assert found.want(1, ONE, of(B)) == [Ask(B, 1, ONE, 0, 100)]
-    assert found.arrived(B, 1, 0, 60) == []
-    assert found.arrived(B, 1, 60, 100) == [Brought(1, B, 100, whole=True)]
-    assert found.ended(B, "gone") == found.segment_began(2) == found.drop(1) == []
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations([(B, 1, 0, 100), (C, 2, 100, 200), (B, 3, 200, 300)])))
 def test_a_host_has_brought_an_item_once_the_last_of_its_ranges_is_here(
     order: list[tuple[Peer, int, int, int]],
@@ -65,17 +57,6 @@ def test_a_host_has_brought_an_item_once_the_last_of_its_ranges_is_here(
     for at, (peer, *_) in enumerate(order):
         brought = [Brought(1, peer, 200 if peer == B else 100, whole=at == 2)] if at == last[peer] else []
         assert told[at] == brought
-
-
-def test_what_a_host_has_brought_is_told_again_only_if_the_item_is_asked_for_again() -> None:
-    found = fetches()
-    found.want(1, ONE, of(B, C))
-    assert found.arrived(B, 1, 0, 100) == [Brought(1, B, 100, whole=False)]
-    found.disconnected(B)
-    assert found.connected(B) == []
-    found.drop(1)
-    assert found.want(1, ONE, of(B, C)) == [Ask(B, 3, ONE, 0, 100), Ask(C, 4, ONE, 100, 200)]
-    assert found.arrived(B, 3, 0, 100) == [Brought(1, B, 100, whole=False)]
 
 
 def test_what_is_dropped_is_cancelled_and_what_comes_of_it_then_counts_for_nothing() -> None:
@@ -124,16 +105,6 @@ def test_what_cannot_come_any_more_is_lost(end: str) -> None:
         assert isinstance(lost, Lost), "it does not come later either"
 
 
-def test_one_range_that_is_lost_cancels_the_others() -> None:
-    found = fetches()
-    found.want(1, ONE, of(B, C))
-    assert found.ended(B, "gone") == [
-        CancelRequest(B, 1),
-        CancelRequest(C, 2),
-        Lost(1, "gone"),
-    ]
-
-
 def test_an_incarnation_that_has_ended_is_not_connected_again() -> None:
     found = fetches()
     found.ended(B, "gone")
@@ -152,24 +123,6 @@ def test_bytes_that_are_not_the_next_ones_are_refused(begin: int, end: int) -> N
     found.arrived(B, 1, 0, 10)
     with pytest.raises(MessageUnreadable, match="10 to 100 are missing"):
         found.arrived(B, 1, begin, end)
-
-
-def test_bytes_of_another_host_than_was_asked_count_for_nothing() -> None:
-    found = fetches()
-    found.want(1, ONE, of(B))
-    assert found.arrived(C, 1, 0, 100) == found.arrived(B2, 1, 0, 100) == found.refused(C, 1, "no") == []
-    assert found.missing(C, 1) is None
-
-
-def test_what_has_not_come_is_known_until_it_has_or_nobody_wants_it() -> None:
-    found = fetches()
-    found.want(1, ONE, of(B))
-    found.want(2, TWO, of(B))
-    found.arrived(B, 1, 0, 10)
-    assert found.missing(B, 1) == Missing(1, 10, 100)
-    found.arrived(B, 1, 10, 100)
-    found.drop(2)
-    assert found.missing(B, 1) is found.missing(B, 2) is None
 
 
 def test_an_answer_to_what_was_never_asked_is_refused() -> None:
@@ -222,15 +175,6 @@ def test_a_request_that_ends_is_released_and_no_others(end: str, sends: bool) ->
     else:
         assert orders == [Released(0)]
     assert found.send(1) == (C, 7)
-
-
-def test_what_was_stopped_is_released_as_its_connection_breaks() -> None:
-    found = serves()
-    found.asked(B, 7, ONE, 0, 100)
-    found.send(0)
-    assert found.segment_began(2) == [Stop(B, 7), Say(B, 7, "its segment has ended")]
-    assert found.segment_began(3) == []
-    assert found.disconnected(B) == [Released(0)]
 
 
 def test_a_host_asks_for_so_much_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,16 +280,6 @@ def test_nobody_hears_of_what_is_expected_before_it_is_fetched(case: Case) -> No
     assert case.noted() == [(2.0, 3.0, 8)], "it has begun with the first bytes"
 
 
-def test_what_is_fetched_before_it_is_all_here_arrives_with_its_last_bytes(case: Case) -> None:
-    case.carrier.expect(ITEM, OWNER)
-    case.comes(1, 2.0)
-    case.fetches()
-    assert not case.arrived.called
-    case.comes(2, 4.0)
-    case.arrived.assert_called_once_with()
-    assert case.noted() == [(2.0, 4.0, 8)]
-
-
 @pytest.mark.parametrize("came", [0, 1, 2])
 def test_what_is_cancelled_leaves_its_place_and_is_asked_for_once_more(case: Case, came: int) -> None:
     case.carrier.expect(ITEM, OWNER)
@@ -390,16 +324,6 @@ def test_an_item_is_asked_for_once_however_many_fetch_it_and_each_is_told_once(c
     assert case.carrier.pending() == []
 
 
-def test_who_hears_that_an_item_is_here_may_cancel_for_those_that_are_not_told_yet(case: Case) -> None:
-    case.arrived.side_effect = lambda: case.carrier.cancel(SECOND)
-    second = Mock()
-    case.fetches()
-    case.carrier.fetch(ITEM, SECOND, second, second)
-    case.comes(1, 2.0)
-    case.comes(2, 3.0)
-    assert (case.arrived.call_count, second.called) == (1, False)
-
-
 def test_all_that_fetch_an_item_hear_that_it_is_lost_and_only_the_last_cancels(case: Case) -> None:
     lost: list[int] = []
     for number in (1, 2, 3):
@@ -409,16 +333,6 @@ def test_all_that_fetch_an_item_hear_that_it_is_lost_and_only_the_last_cancels(c
     case.carrier.ended("b", "it is silent")
     case.items.free.assert_called_once_with(ITEM, False)
     assert (lost, case.carrier.pending()) == ([1, 3], [])
-
-
-def test_whoever_hears_that_an_item_is_lost_may_cancel_another_that_is_lost_with_it(case: Case) -> None:
-    case.lost.side_effect = lambda why: case.carrier.cancel(SECOND)
-    second = Mock()
-    case.fetches()
-    case.carrier.fetch(Update(1, 1), SECOND, second, second)
-    case.carrier.ended("b", "it is gone")
-    case.lost.assert_called_once_with("it is gone")
-    assert not second.called
 
 
 def test_a_carrier_closes_though_an_error_has_left_orders_undone(case: Case) -> None:
@@ -585,15 +499,6 @@ def test_each_fetch_ends_once(fetching: Fetching) -> None:
     assert fetching.over()
 
 
-def test_ends_are_told_in_the_order_of_time(fetching: Fetching) -> None:
-    for worker in range(4):
-        fetching.push(worker, 0)
-        fetching.pull(worker, 1)
-        fetching.at += 0.125
-    moments = [fact.at for fact in fetching.all()]
-    assert (moments, len(moments)) == (sorted(moments), 8)
-
-
 def test_nothing_comes_of_what_a_worker_that_has_gone_was_fetching_and_of_nobody_elses(fetching: Fetching) -> None:
     fetching.pull(0, 7)
     fetching.pull(1, 7)
@@ -601,16 +506,6 @@ def test_nothing_comes_of_what_a_worker_that_has_gone_was_fetching_and_of_nobody
     for worker in (0, 0, 2):
         fetching.fetcher.cancel(worker)
     assert fetching.workers() == ([0, 1] if before else [1])
-
-
-def test_a_fetch_may_begin_as_another_ends(fetching: Fetching) -> None:
-    def then(at: float) -> None:
-        fetching.pull(1, 8)
-        fetching.pull(0, 7)
-
-    fetching.fetcher.fetch(0, Version(7), then)
-    assert sorted(fetching.workers()) == [0, 1]
-    assert fetching.over()
 
 
 @pytest.mark.parametrize("make", [local, paced])
@@ -633,12 +528,6 @@ def test_at_a_network_s_pace_ends_of_both_links_come_in_the_order_of_time_with_t
     fetching.all()
     assert fetching.facts == [UpdateArrived(worker=9, step=5, at=1.0), UpdateArrived(worker=0, step=3, at=1.5)]
     assert fetching.noted == [(0, "average", 5, 1.0), (1, "average", 5, 1.0), (0, "push", 3, 1.5)]
-
-
-def test_what_no_link_paces_is_local() -> None:
-    fetching = Fetching(lambda one: shaped(one, Network(within_nodes=100.0)))
-    fetching.push(0, 3)
-    assert (fetching.facts, fetching.noted) == ([UpdateArrived(worker=0, step=3, at=0.0)], [])
 
 
 def test_what_another_host_can_not_give_is_told_to_its_worker_in_place_of_the_end() -> None:

@@ -17,9 +17,7 @@ from paceline.host import messages as host_messages
 from paceline.host.events import Attached, WorkerEnded, WorkerSaid
 from paceline.ipc import messages
 from paceline.transfer.item_names import summand_of
-from paceline.transfer.messages import Peer
 from support.one_host import STORE, OneHost
-from support.planes import plane_of
 from support.run_state import OFFER
 
 
@@ -159,15 +157,6 @@ def test_a_model_of_which_nothing_is_fixed_begins_with_its_parameters() -> None:
     assert len(host.reports.of(host_messages.Begun)) == 1
 
 
-@pytest.mark.parametrize("why", [None, "it lacks a version"])
-def test_a_worker_is_ended_though_training_has_yet_to_begin_there(early: OneHost, why: str | None) -> None:
-    early.host.tell(host_messages.EndWorker(2, why))
-    if why is None:
-        early.workers.end.assert_called_once_with(2)
-    else:
-        early.workers.give_up.assert_called_once_with(2, why)
-
-
 def test_what_else_the_head_says_waits_for_training_s_beginning_in_order(early: OneHost) -> None:
     early.host.tell(host_messages.TellWorker(2, messages.worker.Pause()))
     early.host.tell(host_messages.WorkerGone(2, True))
@@ -196,10 +185,8 @@ def test_a_worker_that_is_ended_before_its_turn_to_begin_never_begins_unless_it_
 # --- one that makes a range of each version
 
 HALVES = Shard("node-0", 0, 32), Shard("node-1", 32, 64)
-OTHER = Peer("node-2", 1)
-BESIDE = Shard("node-1", 0, 32), Shard("node-2", 32, 64)
 IN_PIECES = msgspec.structs.replace(OFFER, slot_bytes=64, push_bytes=96, cuts=[0, 32, 64])
-BRING, DROP = host_messages.Bring((0, 0, "update"), None), host_messages.Drop((0, 0, "update"))
+DROP = host_messages.Drop((0, 0, "update"))
 
 
 def one_host(*shards: Shard, threads: int = 1, device: str = "") -> OneHost:
@@ -244,15 +231,6 @@ def test_a_version_is_readable_once_all_its_ranges_are_here(maker: OneHost) -> N
     assert maker.taken() == [(1, 1)]
 
 
-def test_a_version_that_this_host_makes_alone_is_readable_at_once() -> None:
-    maker = one_host(Shard("node-1", 0, 64))
-    maker.store_is_ready()
-    makes(maker, 1)
-    maker.host.tell(host_messages.VersionMade(1))
-    maker.pulls(1)
-    assert maker.taken() == [(1, 1)]
-
-
 @pytest.mark.parametrize(("on_gpu", "threads"), [(False, 2), (True, 5)])
 def test_a_range_is_made_on_the_cores_that_no_worker_of_this_host_keeps_busy(
     on_gpu: bool, threads: int, monkeypatch: pytest.MonkeyPatch
@@ -266,13 +244,6 @@ def test_a_range_is_made_on_the_cores_that_no_worker_of_this_host_keeps_busy(
     order = maker.loop.lines[STORE].sent[-1]
     assert isinstance(order, messages.store.Commit)
     assert order.threads == threads
-
-
-def test_an_update_is_not_kept_that_was_dropped_before_training_began_here(early_maker: OneHost) -> None:
-    for order in BRING, DROP:
-        early_maker.host.tell(order)
-    early_maker.store_is_ready()
-    assert not claimed(early_maker)
 
 
 def test_a_host_that_refuses_an_update_is_not_reached_until_the_head_has_it_dropped(maker: OneHost) -> None:
@@ -289,19 +260,6 @@ def test_a_host_that_refuses_an_update_is_not_reached_until_the_head_has_it_drop
     maker.host.tell(host_messages.Drop((0, 1, "update")))
     assert reached.call_args_list[2:] == [call("node-0", True)]
     assert maker.carrier.reaches("node-0")
-
-
-@pytest.mark.parametrize("said", [PeerLost("it has closed"), messages.store.StoreFailed("why")])
-def test_what_was_ordered_is_done_though_no_process_makes_ranges(
-    said: messages.Message | Exception, early_maker: OneHost
-) -> None:
-    """The run fails, and its workers are told to end."""
-    early_maker.host.tell(host_messages.TellWorker(1, messages.worker.Pause()))
-    early_maker.loop.hear(STORE, said)
-    assert len(early_maker.reports.of(host_messages.ShardLost)) == 1
-    for request in (1, 2):
-        early_maker.comes(request)
-    early_maker.workers.send.assert_called_with(1, messages.worker.Pause(), ())
 
 
 def test_a_worker_that_can_t_fork_the_process_that_makes_ranges_is_ended(early_maker: OneHost) -> None:
@@ -327,47 +285,6 @@ def test_a_version_whose_maker_is_lost_is_still_to_come_for_those_who_ask(maker:
     maker.loop.hear(STORE, messages.store.StoreFailed("no memory"))
     assert not maker.host.shelf.has(Version(1))
     assert maker.host.items.look(Version(1), 32, 64) == "coming"
-
-
-def asked(maker: OneHost) -> list[tuple[str, int, int]]:
-    """What is asked of other hosts, and has not come."""
-    coming = [one for record in plane_of(maker.carrier)._fetches._records.values() for one in record.coming]
-    return [(one.peer.host, one.have, one.end) for one in coming if one.have < one.end]
-
-
-def beside_another() -> OneHost:
-    """One of two hosts that make ranges, both besides the head, at version 1."""
-    maker = one_host(*BESIDE)
-    maker.carrier.meet(*OTHER)
-    plane_of(maker.carrier).connected(OTHER)
-    maker.store_is_ready()
-    makes(maker, 1)
-    maker.host.tell(host_messages.VersionMade(1))
-    return maker
-
-
-def test_a_range_is_taken_over_from_the_host_that_leaves_and_is_served_then() -> None:
-    maker = beside_another()
-    state = Attached("share 1 of node-2", 8)
-    maker.host.tell(host_messages.TakeRange("node-2", 32, 64, [1], [], state))
-    assert asked(maker) == [("node-2", 32, 64), ("node-2", 0, 8)]
-    for request in (3, 4):
-        maker.comes(request, peer=OTHER)
-    assert len(maker.reports.of(host_messages.RangeTaken)) == 1
-    assert maker.host.items.look(Version(1), 32, 64) == "here"
-    maker.host.tell(host_messages.Shards((Shard("node-1", 0, 64),), "node-2"))
-    maker.pulls(1)
-    assert maker.taken() == [(1, 1)]
-    maker.host.tell(BRING)
-    assert asked(maker) == [("node-0", 0, 64), ("node-0", 64, 64 + OFFER.flags_bytes)]
-
-
-def test_what_waits_for_an_item_goes_on_if_no_other_host_has_any_of_it_any_more() -> None:
-    maker = beside_another()
-    maker.pulls(1)
-    maker.host.tell(host_messages.Shards((Shard("node-1", 0, 64),), "node-2"))
-    assert maker.taken() == [(1, 1)]
-    assert maker.carrier.pending() == []
 
 
 # --- one without a range, that adds up its workers' updates
@@ -431,10 +348,6 @@ def test_the_process_is_forked_before_training_begins_and_makes_no_range(early_a
     early_adder.store_is_ready()
     assert len(early_adder.reports.of(host_messages.Begun)) == 1
     assert not early_adder.host.tells, "no gradients are told early where they are added up"
-
-
-def test_where_none_trains_so_far_a_worker_that_waits_in_prepare_forks_it() -> None:
-    assert adds_up(prepared=(2,), begins=()).told(ForkStore) == [2]
 
 
 def test_a_sum_is_served_as_it_is_made(adder: OneHost) -> None:

@@ -11,14 +11,14 @@ from unittest.mock import Mock, patch
 import pytest
 from msgspec import structs
 
-from paceline.core.items import Blob, Version
+from paceline.core.items import Blob
 from paceline.core.orders import Release, StartPull
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable, RunFailed
 from paceline.host import messages as host_messages
 from paceline.host.attachments import Attachments
 from paceline.host.contract import NotHere
-from paceline.host.events import Attached, Computes, VersionBrought, WorkerEnded, WorkerSaid
+from paceline.host.events import Attached, VersionBrought, WorkerEnded, WorkerSaid
 from paceline.host.item_table import ItemTable
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.remote_host import RemoteHost
@@ -47,6 +47,7 @@ class Several:
         self.at = 0.0
         self.head.goes_on.return_value = None
         self.head.newest = 7
+        self.head.aggregation.adding.return_value = False
         self.heard: list[tuple[int, messages.Message, list[bytes]]] = []
         """What the head's host has heard: of whom, and the bytes of what came along."""
         self.head.worker_reports.hear = self._hear
@@ -135,45 +136,6 @@ def test_a_worker_that_takes_a_version_had_waited_for_its_hosts_last_fetch_of_it
     assert several.reports.told(VersionBrought)[2:] == [(2, 3.5, 4.0)]
 
 
-def test_a_worker_that_comes_back_does_not_compute_as_the_one_before_it_was_to() -> None:
-    several = Several()
-    several.hosts.begin([0, 1, 2, 3])
-    several.hosts.carry_out(Release(worker=2, step=0, version=3))
-    several.hosts.left(2, True)
-    several.hosts.join(2)
-    several.hosts.carry_out(StartPull(worker=2, version=3))
-    several.say(host_messages.Taken(2, 3))
-    assert not several.reports.of(Computes)
-
-
-def test_only_the_last_fetches_are_remembered() -> None:
-    several = Several()
-    several.head.newest = 99
-    several.hosts.begin([0, 1, 2, 3])
-    for version in range(100):
-        several.hosts.reports.delivered("node-1", host_messages.Fetched("node-0", "version", None, version, 40, 0.5))
-    for version in range(100):
-        several.takes(2, version)
-    assert len(several.reports.of(VersionBrought)) == 8, "four for each worker"
-
-
-def test_a_host_that_is_back_hears_nothing_of_its_workers_until_they_begin_again() -> None:
-    """The machine may not have heard yet that they ended with the incarnation before."""
-    several = Several()
-    several.hosts.lost("node-1", "silent for 15.0 s")
-    several.hosts.back("node-1")
-    several.hosts.carry_out(StartPull(worker=2, version=1))
-    several.hosts.left(2, died=True)
-    several.hosts.returns(2)
-    several.hosts.begins_late(2)
-    several.hosts.admit(host_messages.AdmitWorker(2, 0, 0.0))
-    assert [type(one) for one in several.told] == [
-        host_messages.BeginScripts,
-        host_messages.Train,
-        host_messages.AdmitWorker,
-    ]
-
-
 @pytest.mark.parametrize("at_the_head", [False, True])
 def test_a_worker_that_lacks_what_will_never_come_is_ended_unless_it_has_left(at_the_head: bool) -> None:
     several = Several()
@@ -191,13 +153,6 @@ def test_a_worker_that_lacks_what_will_never_come_is_ended_unless_it_has_left(at
     several.hosts.lost("node-1", "silent for 15.0 s")
     lost(2)
     assert several.told == [host_messages.EndWorker(2, "why")]
-
-
-def test_a_worker_of_the_head_s_host_that_lacks_a_lost_host_s_range_ends_with_the_run() -> None:
-    """Each version lacks that range from now on, so the store is lost, and the run fails of that."""
-    several = Several()
-    several.hosts.never_comes(0, "Version(version=3) can't come: host node-1 is lost")
-    assert several.told == []
 
 
 def test_what_comes_along_with_a_message_stays_until_the_other_host_has_it() -> None:
@@ -231,30 +186,6 @@ def test_what_is_recorded_stays_until_the_other_host_has_it_for_all_of_its_worke
         several.say(host_messages.AttachmentFetched(name))
         assert several.hosts.items.look(Blob(name), 0, 1) == there
     several.say(host_messages.AttachmentFetched(name))
-
-
-def test_nothing_that_comes_along_is_kept_for_a_host_that_is_lost() -> None:
-    several = Several()
-    name = several.hands()
-    several.hosts.lost("node-1", "silent for 15.0 s")
-    several.head.look.return_value = "gone"
-    assert several.hosts.items.look(name, 0, 1) == "gone"
-
-
-def test_a_version_is_carried_to_those_that_asked_early_before_they_are_told_that_it_is_made() -> None:
-    several = Several()
-    several.carrier.made.side_effect = lambda item: several.told.append(item)
-    several.head.newest = 6
-    several.hosts.carry_out(StartPull(worker=2, version=7))
-    several.told.clear()
-    several.hosts.made(7)
-    assert several.told == [Version(7), host_messages.VersionMade(7)]
-
-
-def test_a_host_is_not_told_of_a_version_that_no_order_to_it_is_about() -> None:
-    several = Several()
-    several.hosts.made(7)
-    assert several.told == []
 
 
 PACKED = b"what the script keeps"
@@ -327,6 +258,7 @@ def test_a_worker_is_ended_whose_message_lacks_what_came_along() -> None:
         (WorkerSaid(2, messages.worker.StoreNotForked("why")), "it was to have no store"),
         (WorkerSaid(2, DECLINED, Attached("one", 4)), "nothing comes along with a Declined"),
         (host_messages.RangeTaken(), "it was to take over no range"),
+        (host_messages.SumNotFinite("weight", 2), "it adds up no updates"),
     ],
 )
 def test_what_a_host_may_not_say_is_refused_before_anybody_hears_of_it(said: messages.Message, why: str) -> None:
@@ -395,15 +327,6 @@ def test_a_host_can_not_say_that_another_one_has_what_comes_along() -> None:
     assert several.hosts.items.view(Blob(said.attached.name)).nbytes == 4
 
 
-def test_what_a_host_had_not_handed_over_when_it_was_lost_is_never_heard() -> None:
-    several = Several()
-    several.say(kept("one"), WorkerEnded(2, 0))
-    several.comes("one")(why="its agent has ended")
-    several.hosts.lost("node-1", "its agent has ended")
-    assert several.heard == []
-    assert several.reports.told(WorkerEnded) == [(2, 0), (3, 9)]
-
-
 @pytest.mark.parametrize("prepared", [False, True])
 def test_training_can_t_begin_without_a_host_that_makes_a_range_and_is_lost(prepared: bool) -> None:
     """It may be lost before the ranges are cut, or after."""
@@ -415,19 +338,6 @@ def test_training_can_t_begin_without_a_host_that_makes_a_range_and_is_lost(prep
     assert several.hosts.why_not([0, 1]) == "host node-1 was to make a part of every version, and it is lost"
     assert Several(HALVES).hosts.why_not([0, 3]) == ""
     assert Several(HALVES).hosts.why_not([0, 1]).endswith("none of its workers has come to prepare()")
-
-
-def test_only_hosts_that_begin_exchange_ranges() -> None:
-    """Another one would never connect, and be given up for that."""
-    several, told = Several(HALVES), list[messages.Message]()
-    several.hosts.adds(RemoteHost("node-2", range(4, 6), told.append))
-    several.head.store_reports.state = os.memfd_create("state")
-    os.write(several.head.store_reports.state, b"state")
-    told.clear()
-    several.hosts.begin([0, 1, 2])
-    os.close(several.head.store_reports.state)
-    several.neighbours.assert_called_once_with("node-1", {"node-1"})
-    assert told == []
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -445,23 +355,6 @@ def test_a_share_of_the_state_that_can_not_come_or_has_no_room_is_said_to_be_lac
     several.head.shares.came.assert_called_once_with(3, f"host node-1's part of it {why}", None)
 
 
-def test_who_makes_versions_is_told_to_those_that_train_and_not_to_the_host_that_leaves() -> None:
-    several = Several()
-    told: dict[str, list[messages.Message]] = {"node-1": several.told, "node-2": [], "node-3": []}
-    for number, name in enumerate(("node-2", "node-3"), 2):
-        several.hosts.adds(RemoteHost(name, range(2 * number, 2 * number + 2), told[name].append))
-    several.hosts.begin([0, 1, 2, 4])  # none of node-3's has come
-    several.at, several.head.arrivals.taken.return_value = 3.0, ["arrived"]
-    for said in told.values():
-        said.clear()
-    cuts = Shard("node-0", 0, 40), Shard("node-2", 40, 90)
-    several.hosts._recut([*cuts], "node-1")
-    assert told == {"node-1": [], "node-2": [host_messages.Shards(cuts, "node-1")], "node-3": []}
-    several.head.arrivals.taken.assert_called_once_with(3.0)
-    assert several.reports.events == ["arrived"]
-    assert several.carrier.again.call_args.args[0](Version(1))
-
-
 def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it_comes() -> None:
     several = Several()
     several.head.workers, several.head.prepares.return_value = range(2), True
@@ -475,17 +368,6 @@ def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it
     assert [one.sums for one in several.told if isinstance(one, host_messages.Train)] == [True, False, True]
     begun = [call.args for call in several.head.aggregation.begins.call_args_list]
     assert begun == [("node-1", range(2, 4)), ("node-2", range(4, 5)), ("node-1", range(2, 4))]
-    several.head.aggregation.ends.assert_called_once_with("node-1")
-
-
-def test_a_host_that_adds_up_nothing_may_say_nothing_of_sums() -> None:
-    several = Several()
-    several.head.aggregation.adding.return_value = False
-    for message in (host_messages.SumNotFinite("weight", 2), host_messages.SumsLost("why")):
-        with pytest.raises(MessageUnreadable, match="it adds up no updates"):
-            several.say(message)
-    several.head.aggregation.adding.return_value = True
-    several.say(host_messages.SumsLost("why"))
     several.head.aggregation.ends.assert_called_once_with("node-1")
 
 

@@ -6,7 +6,6 @@ import os
 from typing import Any
 from unittest.mock import Mock
 
-import msgspec
 import pytest
 
 from paceline.core.choice import choose
@@ -125,91 +124,8 @@ def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_
     assert [(one.version, one.norms) for one in company.sent()[2:]] == [(2, None)]
 
 
-def test_one_range_is_made_at_a_time_in_the_order_of_the_orders_and_shares_are_as_of_the_version_before() -> None:
-    company = Company()
-    company.makes(1)
-    company.ranges.pack_state(4)
-    company.makes(2)
-    assert [type(one) for one in company.sent()] == [messages.store.Commit]
-    assert not company.made(2), "it was not to be made yet"
-    assert company.made(1)
-    assert company.sent()[1:] == [messages.store.SendShare(4), company.sent()[2]]
-    assert company.sent()[2].version == 2
-    assert company.made(2)
-    assert not company.made(2), "it is made already"
-
-
-def test_an_update_of_a_worker_that_has_left_is_not_said_to_be_here() -> None:
-    company = Company()
-    company.ranges.bring(Update(OWN, 0), None)
-    assert not company.came
-    assert list(company.shelf.claims()) == [(("made here", 0), Version(0), 0)]
-
-
-def test_a_version_waits_for_a_place_and_no_order_is_lost() -> None:
-    company = Company()
-    places = len(company.plan.shared)
-    for version in range(1, places):
-        company.makes(version)
-        company.made(version)
-    company.makes(places)
-    company.makes(places + 1)
-    assert company.sent()[-1].version == places - 1
-    company.ranges.free(3)
-    assert company.sent()[-1].version == places
-    company.ranges.free(4)
-    company.made(places)
-    assert company.sent()[-1].version == places + 1
-
-
 STATE = Blob("share 1 of c")
-STATE_ASKED = messages.store.SendState(0, 1, 1)
 TAKES = host_messages.TakeRange("c", 16, 24, [0], [(ELSEWHERE, 5, "update")], Attached(STATE.name, 8))
-
-
-def test_a_range_is_taken_over_with_what_is_lacking_of_updates_and_its_state() -> None:
-    company, own, arrived, here, coming = Company(), Update(OWN, 0), Update(0, 5), Update(1, 2), Update(3, 4)
-    company.shelf.put(own, ("update", *own[:2]), company.plan.of(OWN))
-    for one in (own, arrived, here):
-        company.brings(*one[:2])
-    company.ranges.bring(coming, None)
-    company.carrier.fetch.reset_mock()
-    company.came.clear()
-    company.ranges.take(TAKES)
-    company.carrier.cancel.assert_called_once_with(("for the range made here", *coming))
-    assert company.ranges.shard == Shard("b", 8, 24)
-    fetched = {call.args[0]: call.args[2:] for call in company.carrier.fetch.call_args_list}
-    assert list(fetched) == [Version(0), STATE, arrived, here, coming]
-    assert fetched[coming][1] is None, "it may be lost with its worker, and what has arrived may not"
-    assert [company.ranges.parts_of(one) for one in (arrived, here)] == [Shard("c", 16, 24), None]
-    assert [company.ranges.had(one) for one in (arrived, here, coming)] == [True, True, False]
-    assert company.ranges.place_of(here) == company.shelf.place(here)
-    company.makes(1, own, arrived)
-    company.ranges.pack_state(3)
-    company.ranges.when_taken(lambda: company.store.send(STATE_ASKED))
-    for arrives, _ in list(fetched.values())[:-1]:
-        arrives()
-    assert (company.sent(), company.reports.of(host_messages.RangeTaken)) == ([], [])
-    fetched[coming][0]()
-    extended, asked, commit = company.sent()
-    assert (type(extended), asked, type(commit)) == (messages.store.ExtendRange, STATE_ASKED, messages.store.Commit)
-    assert len(company.reports.of(host_messages.RangeTaken)) == 1
-    assert company.came == [here, coming]
-    assert [company.ranges.parts_of(arrived), company.ranges.had(here)] == [None, False]
-    company.made(1)
-    assert company.sent()[-1] == messages.store.SendShare(3)
-
-
-def test_an_update_that_is_dropped_as_a_range_is_taken_over_is_not_waited_for() -> None:
-    company = Company()
-    company.brings(ELSEWHERE, 6)
-    company.ranges.take(msgspec.structs.replace(TAKES, versions=[]))
-    assert company.carrier.fetch.call_args_list[-2].args[0] == STATE
-    company.carrier.fetch.call_args_list[-2].args[2]()
-    assert not company.reports.of(host_messages.RangeTaken)
-    company.ranges.drop(Update(ELSEWHERE, 6))
-    company.carrier.cancel.assert_called_once_with(("taken over", ELSEWHERE, 6, "update"))
-    assert len(company.reports.of(host_messages.RangeTaken)) == 1
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -222,34 +138,6 @@ def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more(room: 
     if room:
         company.carrier.fetch.call_args.args[3](why)
     company.range_lost.assert_called_once_with(f"it was to take over the range of host c: {why}")
-
-
-def test_an_update_that_is_expected_is_not_said_to_be_here_before_it_is_brought() -> None:
-    company, other = Company(), Update(ELSEWHERE, 5)
-    company.ranges.expect(Update(ELSEWHERE, 5))
-    owner = company.carrier.expect.call_args.args[1]
-    company.carrier.fetch.assert_not_called()
-    company.ranges.bring(other, None)
-    assert company.carrier.fetch.call_args.args[:2] == (other, owner)
-    assert not company.came
-    company.carrier.fetch.call_args.args[2]()
-    assert company.came == [other]
-
-
-def test_an_update_that_is_expected_and_dropped_comes_no_more_and_leaves_its_place() -> None:
-    company = Company()
-    company.ranges.expect(Update(ELSEWHERE, 5))
-    company.ranges.place_of(Update(ELSEWHERE, 5))
-    company.ranges.drop(Update(ELSEWHERE, 5))
-    company.carrier.cancel.assert_called_once_with(company.carrier.expect.call_args.args[1])
-    company.ranges.comes_no_more(Update(ELSEWHERE, 5), whole=False)
-    assert not company.shelf.has(Update(ELSEWHERE, 5))
-
-
-def test_an_update_of_this_hosts_own_worker_is_not_expected() -> None:
-    company = Company()
-    company.ranges.expect(Update(OWN, 0))
-    company.carrier.expect.assert_not_called()
 
 
 def test_an_update_that_came_by_itself_and_goes_into_a_version_in_a_sum_leaves_its_place() -> None:

@@ -21,8 +21,6 @@ from paceline.ipc import messages
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
 HEAD = "head"
-ALONE = 4
-"""A worker whose host has no other."""
 
 
 class Shard(Mock):
@@ -113,39 +111,6 @@ def test_updates_of_a_host_wait_for_each_other_and_come_as_one_sum() -> None:
     assert head.own.coming == {Sum(1): "a"}
 
 
-def test_they_arrive_at_one_moment_once_all_hosts_have_the_sum_each_named_with_it() -> None:
-    head = Head()
-    head.shards.begin(["c"])
-    head.aggregation.released(0)
-    head.aggregation.released(1)
-    head.ready(1, 4)
-    head.ready(0, 7)
-    head.comes(Sum(1))
-    assert head.facts == []
-    head.shards.stored("c", Sum(1), 3.0)
-    assert head.facts == [arrived(0, 7, 3.0, 1), arrived(1, 4, 3.0, 1)]
-
-
-def test_an_update_whose_host_has_no_other_that_comes_now_goes_by_itself() -> None:
-    head = Head()
-    head.aggregation.released(0)
-    head.aggregation.released(ALONE)
-    head.ready(ALONE, 0)
-    head.ready(0, 0)
-    assert list(head.own.coming) == [Update(ALONE, 0), Update(0, 0)]
-    head.comes(Update(0, 0))
-    assert head.facts == [arrived(0, 0, 1.0, None)]
-
-
-def test_a_worker_without_data_is_waited_for_no_more() -> None:
-    head = Head()
-    head.aggregation.released(0)
-    head.aggregation.released(1)
-    head.ready(0, 0)
-    head.aggregation.idles(1)
-    assert list(head.own.coming) == [Update(0, 0)]
-
-
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_worker_that_leaves_is_waited_for_no_more_and_its_update_never_arrives(computes: bool) -> None:
     head = Head()
@@ -163,20 +128,6 @@ def test_a_worker_that_leaves_is_waited_for_no_more_and_its_update_never_arrives
     assert head.facts == [arrived(0, 0, 1.0, None)]
 
 
-def test_the_others_of_a_void_sum_are_added_up_anew_under_another_number() -> None:
-    head = Head()
-    head.aggregation.begins("a", [0, 1, 2])
-    for worker in (0, 1, 2):
-        head.aggregation.released(worker)
-        head.ready(worker, 0) if worker else None
-    head.ready(0, 0)
-    assert [(total, len(terms)) for _, total, terms in head.ordered] == [(Sum(1), 3)]
-    head.aggregation.cancel(2)
-    assert head.ordered[1:] == [("a", Sum(2), [(Update(0, 0), 0.5), (Update(1, 0), 0.5)])]
-    head.comes(*list(head.own.coming))
-    assert head.facts == [arrived(0, 0, 1.0, 2), arrived(1, 0, 1.0, 2)]
-
-
 def test_where_there_is_no_place_for_a_sum_its_updates_come_one_by_one() -> None:
     head = Head(places=1)
     for worker in HOSTS:
@@ -184,22 +135,6 @@ def test_where_there_is_no_place_for_a_sum_its_updates_come_one_by_one() -> None
     for worker in HOSTS:
         head.ready(worker, 0)
     assert list(head.own.coming) == [Sum(1), Update(2, 0), Update(3, 0)]
-
-
-def test_a_host_that_comes_again_adds_up_again_and_a_sum_that_has_come_stays_its_sum() -> None:
-    head = Head()
-    head.ready(0, 0)
-    head.aggregation.released(1)
-    head.aggregation.ends("a")
-    head.aggregation.begins("a", [0, 1])
-    head.aggregation.released(0)
-    head.aggregation.released(1)
-    head.ready(0, 1)
-    head.ready(1, 1)
-    assert [total for _, total, _ in head.ordered] == [Sum(1)]
-    head.comes(Sum(1))
-    head.aggregation.ends("a")
-    assert (head.dropped, list(head.reducer.updates_of(Sum(1)))) == ([], [Update(0, 1), Update(1, 1)])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
@@ -268,29 +203,11 @@ def test_a_sum_that_is_not_here_is_made_of_the_mean_of_its_updates_before_the_ve
     assert store.shelf.has(Sum(7))
 
 
-def test_a_sum_that_has_come_is_not_made_again() -> None:
-    store = Store()
-    store.reducer.lay(Sum(7), [Update(1, 0), Update(3, 0)])
-    store.arrive(1, 3, number=7)
-    pushed, _ = store.applied()
-    assert Sum(7) in dict(pushed)
-    assert store.sent == []
-
-
 def test_a_sum_whose_updates_are_gone_is_not_made_and_not_awaited() -> None:
     store = Store()
     store.reducer.sum_up(Sum(1), [(Update(0, 0), 0.5), (Update(1, 5), 0.5)], look=True)
     assert store.sent == []
     assert store.reducer.look(Sum(1), 0, 8) == "gone"
-
-
-def test_a_void_sum_does_not_go_with_updates_that_are_added_up_anew() -> None:
-    store = Store()
-    store.reducer.lay(Sum(1), [Update(0, 0), Update(1, 0), Update(2, 0)])
-    store.reducer.drop(Sum(1))
-    store.reducer.lay(Sum(2), [Update(0, 0), Update(1, 0)])
-    store.reducer.dropped(Update(2, 0))
-    assert (store.shelf.has(Sum(1)), store.shelf.has(Sum(2))) == (False, True)
 
 
 def test_a_sum_waits_for_the_place_of_a_void_one_until_the_process_has_come_to_that() -> None:
