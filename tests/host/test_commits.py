@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from paceline.core.items import Version
 from paceline.core.orders import AdjustTraining, ApplyUpdate, Release, StartPull, StartPush
-from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
-from paceline.host.events import ProcessLost, VersionCommitted, VersionNotFinite
+from paceline.host.events import VersionCommitted, VersionNotFinite
 from paceline.host.memory_plan import BESIDE_READERS, CLAIMS
 from paceline.host.shards.range_maker import MOST_THREADS
 from paceline.host.worker_state import WorkerState, idle_cores
@@ -46,29 +44,6 @@ def test_an_update_is_multiplied_by_what_was_ordered_for_its_push_and_by_its_wei
     assert one.commits()[-1].pushed == [(0, 0.125)]
 
 
-def test_one_version_is_made_at_a_time_in_the_order_of_the_orders() -> None:
-    one = company(1)
-    for step in (0, 1):
-        one.pushes(0, step)
-        one.orders(step + 1, (0, step))
-    assert [commit.version for commit in one.commits()] == [1]
-    one.make()
-    assert [(commit.version, commit.source, commit.target) for commit in one.commits()] == [(1, 0, 1), (2, 1, 0)]
-
-
-def test_a_range_may_move_once_a_version_is_made_and_all_hosts_have_what_training_begins_with() -> None:
-    """Until then a script may change the first version for all."""
-    one = company(1)
-    one.pushes(0, 0)
-    one.orders(1, (0, 0))
-    assert not one.host.may_move
-    one.host.lends_beginning("b")
-    one.make()
-    assert not one.host.may_move
-    one.host.versions.begun("b")
-    assert one.host.may_move
-
-
 def made(version: int, checksum: int, found: tuple[str, int | None] | None = None) -> messages.store.Committed:
     return messages.store.Committed(version, 0.0, checksum, found)
 
@@ -88,49 +63,6 @@ def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
     assert (one.host.newest, [commit.version for commit in one.commits()]) == (1, [1, 2])
     assert [said[:2] for said in one.reports.told(VersionCommitted)] == [(1, 5)], "the sum of all bits, modulo 2**64"
     assert [said[1:] for said in one.reports.told(VersionNotFinite)] == [("first", None)]
-
-
-def test_a_version_is_written_once_all_of_it_is_here_also_while_the_only_other_maker_leaves() -> None:
-    """The head takes that one's range over, and orders nothing of it any more, before it has all of the version."""
-    one = company(1)
-    one.host.arrivals.begin(["b"])
-    one.host.carrier = carrier = Mock()
-    one.host.versions.shards = [Shard("", 0, 1), Shard("b", 1, 2)]
-    one.pushes(0, 0)
-    one.orders(1, (0, 0))
-    one.host.range_made("b", made(1, 0))
-    one.said_by_store(made(1, 0))
-    one.host.arrivals.leaves("b")
-    one.host.record(1, [0], "file", "mean")
-    assert [said.waits for said in one.store.sent if isinstance(said, messages.store.Record)] == [True]
-    assert messages.store.GoOn("file") not in one.store.sent
-    item, _, there, lost = carrier.fetch.call_args.args
-    there()
-    assert (item, one.store.sent[-1]) == (Version(1), messages.store.GoOn("file"))
-    lost("it is not here any more")
-    assert one.reports.of(ProcessLost) == [ProcessLost("version 1 can't come: it is not here any more", host=True)]
-
-
-def test_a_worker_that_comes_while_others_train_shows_the_newest_version_once_all_of_it_is_here() -> None:
-    one = company(2)
-    one.host.arrivals.begin(["b"])
-    one.host.here._carrier = carrier = Mock()
-    one.host.versions.shards = [Shard("", 0, 1), Shard("b", 1, 2)]
-    one.pushes(0, 0)
-    one.orders(1, (0, 0))
-    one.host.range_made("b", made(1, 0))
-    one.said_by_store(made(1, 0))
-    one.leave(1)
-    one.returns(1)
-    one.crew.told.clear()
-    one.host.admit(1, 0, 0.0)
-    assert one.crew.told == []
-    item, _, there, _ = carrier.fetch.call_args.args
-    there()
-    assert (item, [(worker, type(said)) for worker, said in one.crew.told]) == (
-        Version(1),
-        [(1, messages.worker.Begin)],
-    )
 
 
 def norms(version: int, *those: tuple[int, float]) -> messages.store.Norms:

@@ -168,16 +168,6 @@ def test_who_begins_to_wait_later_is_told_of_the_rest() -> None:
     assert case.ranges(1) == [[(30, 50)]]
 
 
-def test_a_worker_that_comes_in_another_s_place_is_told_nothing_of_what_that_one_waited_for() -> None:
-    case = Devices()
-    for worker in (0, 1):
-        case.arrivals.waits(worker, VERSION)
-    case.arrivals.gone(0)
-    case.arrivals.made(VERSION, 0, 30)
-    assert case.ranges(0) == []
-    assert case.ranges(1) == [[(0, 30)]]
-
-
 def test_nobody_is_told_of_a_version_that_is_whole_or_that_it_does_not_wait_for() -> None:
     case = Devices()
     case.arrivals.waits(0, VERSION)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 from unittest.mock import Mock, call
 
 import msgspec
@@ -14,9 +15,9 @@ from paceline.core.orders import Release, StartPush
 from paceline.core.shards import Shard
 from paceline.errors import PeerLost
 from paceline.host import messages as host_messages
-from paceline.host.events import Attached, WorkerEnded, WorkerSaid
+from paceline.host.events import Attached, WorkerEnded
 from paceline.ipc import messages
-from paceline.transfer.item_names import summand_of
+from paceline.transfer.item_names import fields_of, summand_of
 from support.one_host import STORE, OneHost
 from support.run_state import OFFER
 
@@ -231,6 +232,45 @@ def test_a_version_is_readable_once_all_its_ranges_are_here(maker: OneHost) -> N
     assert maker.taken() == [(1, 1)]
 
 
+def ordered(maker: OneHost) -> list[Any]:
+    """What the process that makes ranges was told."""
+    return list(maker.loop.lines[STORE].sent)
+
+
+def test_a_range_is_made_from_the_version_before_of_the_updates_in_the_head_s_order(maker: OneHost) -> None:
+    own, other = Update(1, 0), Update(0, 0)
+    maker.host.carry_out(Release(worker=1, step=0, version=0, parameters="held"))
+    maker.finished(1, 0)
+    for update in (own, other):
+        maker.host.tell(host_messages.Bring(fields_of(update), None))
+    for request in (3, 4):
+        maker.comes(request)
+    assert [summand_of(event.item) for event in maker.reports.of(host_messages.Stored)] == [own, other]
+    terms = [(fields_of(other), 0.25), (fields_of(own), 0.75)]
+    maker.host.tell(host_messages.MakeRange(1, terms, None, look=True))
+    order = ordered(maker)[-1]
+    plan, shelf = maker.host.ranges._plan, maker.host.shelf
+    assert order.pushed == [(plan.area(shelf.place(other)), 0.25), (plan.area(shelf.place(own)), 0.75)]
+    assert (order.version, order.source, order.target) == (1, shelf.place(Version(0)), shelf.place(Version(1)))
+
+
+def test_norms_that_are_exchanged_are_told_before_a_range_is_made_with_those_of_all(maker: OneHost) -> None:
+    maker.host.tell(host_messages.MakeRange(1, [], None, look=True, exchanges=True))
+    assert [type(one) for one in ordered(maker)][-1:] == [messages.store.TakeNorms]
+    own, every = messages.store.Norms(1, [(0, 1.0)]), messages.store.Norms(1, [(0, 1.0), (1, 2.0)])
+    maker.loop.hear(STORE, own)
+    assert maker.reports.of(host_messages.RangeNorms) == [host_messages.RangeNorms(own)]
+    maker.host.tell(host_messages.AllNorms(every))
+    order = ordered(maker)[-1]
+    assert (type(order), order.version, order.norms) == (messages.store.Commit, 1, every.norms)
+
+
+def test_a_host_that_can_not_take_a_range_over_makes_no_versions_any_more(maker: OneHost) -> None:
+    maker.host.tell(host_messages.TakeRange("node-0", 0, 32, [], [], Attached("share 1 of node-0", 8)))
+    maker.refused(3)
+    assert maker.reports.told(host_messages.ShardLost) == [("it was to take over the range of host node-0: why",)]
+
+
 @pytest.mark.parametrize(("on_gpu", "threads"), [(False, 2), (True, 5)])
 def test_a_range_is_made_on_the_cores_that_no_worker_of_this_host_keeps_busy(
     on_gpu: bool, threads: int, monkeypatch: pytest.MonkeyPatch
@@ -363,45 +403,6 @@ def test_a_sum_is_served_as_it_is_made(adder: OneHost) -> None:
     assert adder.host.shelf.has(Update(1, 0))
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_there_is_a_place_for_every_sum_though_void_ones_are_still_being_made(before: bool) -> None:
-    """Worker 4 has died as its update was being added up. The sum of the head's host comes before that, or after it."""
-    own = (2, 3, 4)
-    adder = adds_up(own, 5, Shard("node-0", 0, 32), Shard("node-1", 32, 64))
-    computed(adder)
-
-    def ordered(number: int, *workers: int) -> None:
-        adder.host.tell(host_messages.SumUp(number, [(worker, 0, 1 / len(workers)) for worker in workers], look=True))
-        adder.host.tell(host_messages.Bring((number, "sum"), "node-1"))
-
-    def void(number: int) -> None:
-        adder.host.tell(host_messages.DropSum(number))
-        adder.host.tell(host_messages.Drop((number, "sum")))
-
-    def of_the_heads() -> None:
-        adder.host.tell(host_messages.Bring((2, "sum"), "node-0"))
-        adder.comes(3)
-        adder.comes(4)
-
-    ordered(1, *own)
-    if before:
-        of_the_heads()
-    void(1)
-    ordered(3, 2, 3)
-    if not before:
-        of_the_heads()
-    stored = [summand_of(event.item).number for event in adder.reports.of(host_messages.Stored)]
-    assert stored == ([1, 2, 3] if before else [1, 3, 2])
-
-
-def test_the_next_worker_forks_the_process_where_the_lowest_dies_before_it_has(early_adder: OneHost) -> None:
-    early_adder.gone(1, 9)
-    early_adder.loop.hear(STORE, PeerLost("it has closed"))
-    assert early_adder.told(ForkStore) == [1, 2]
-    early_adder.loop.hear(STORE, messages.store.StoreReady(7, "beginning"))
-    begins_without(early_adder)
-
-
 NOBODY = "no process of its script is left there to start the process that adds up"
 
 
@@ -420,20 +421,6 @@ def test_without_the_process_training_begins_and_the_head_is_told(
     begins_without(early_adder, why)
     early_adder.workers.end.assert_not_called()
     assert not early_adder.reports.of(host_messages.ShardLost)
-
-
-def test_a_worker_that_can_t_fork_the_process_goes_on_and_the_run_does(early_adder: OneHost) -> None:
-    early_adder.reports.events.clear()
-    early_adder.says(2, messages.worker.StoreNotForked("another one's"))
-    early_adder.says(1, messages.worker.StoreNotForked("no process"))
-    begins_without(early_adder, "the process that adds up can't be started: no process")
-    assert early_adder.reports.of(WorkerSaid) == [WorkerSaid(2, messages.worker.StoreNotForked("another one's"))]
-
-
-def test_where_no_worker_is_left_to_fork_the_process_the_host_begins_without() -> None:
-    adder = adds_up(prepared=(), begins=())
-    assert adder.told(ForkStore) == []
-    assert lost(adder) == [NOBODY]
 
 
 def test_a_process_that_dies_leaves_updates_that_are_here_and_sums_that_the_head_calls_void(adder: OneHost) -> None:

@@ -111,6 +111,15 @@ def test_updates_of_a_host_wait_for_each_other_and_come_as_one_sum() -> None:
     assert head.own.coming == {Sum(1): "a"}
 
 
+def test_a_worker_without_data_is_waited_for_no_more() -> None:
+    head = Head()
+    head.aggregation.released(0)
+    head.aggregation.released(1)
+    head.ready(0, 0)
+    head.aggregation.idles(1)
+    assert list(head.own.coming) == [Update(0, 0)]
+
+
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_worker_that_leaves_is_waited_for_no_more_and_its_update_never_arrives(computes: bool) -> None:
     head = Head()

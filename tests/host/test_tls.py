@@ -17,11 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from paceline.net import listener, tls
 from paceline.net.handshake import FRAME, Keys, Kind
 from paceline.net.tcp import Stream
-from paceline.net.tls import Tls
-from paceline.net.token import Token
 from support.clusters import KEYS, TOKEN, tls_keys
 from support.lobby import OTHER_TOKEN, Dialler, Lobby, answer, frame, has_ended
-from support.processes import descriptors
 
 GREETING = frame(Kind.GREETING_BEFORE_TLS)
 ONE_SIDE = "--trusted-network is given on one side only"
@@ -308,9 +305,3 @@ def test_only_who_encrypts_imports_what_that_takes() -> None:
         "paceline.coordinator.emulated, paceline.coordinator.host_registry; assert 'cryptography' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
-def test_nothing_is_left_where_a_key_was_handed_over() -> None:
-    before = descriptors()
-    Tls(Token.drawn())
-    assert descriptors() == before

@@ -247,17 +247,6 @@ def test_the_end_of_a_worker_is_told_though_somebody_prints_on_in_its_place(comp
     os.close(stranger)
 
 
-def test_a_worker_s_end_leaves_no_descriptor_open(company: Callable[..., Company]) -> None:
-    made = company(prints_and_ends)
-    process = made.workers.processes[0]
-    descriptors = process.printed, process.watch
-    made.until_all_have_gone()
-    for descriptor in descriptors:
-        assert descriptor is not None
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)
-
-
 def test_a_worker_that_says_what_can_t_be_read_is_ended_and_no_more_of_it_is_heard(
     company: Callable[..., Company], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,14 +307,6 @@ def test_a_worker_that_has_gone_can_be_started_again_and_again_and_may_say_all_t
         assert made.until_all_have_gone() == [(0, OFFER), (0, "exit code 7")] * times
     assert set(os.listdir("/proc/self/fd")) == before
     assert made.workers.numbers == [0]
-
-
-def test_what_a_worker_prints_that_is_started_again_is_appended_to_its_log(company: Callable[..., Company]) -> None:
-    made = company(prints_and_ends)
-    made.until_all_have_gone()
-    made.workers.start([0])
-    made.until_all_have_gone()
-    assert (made.folder / "worker-0.log").read_text() == "a word\n" * 20
 
 
 # --- the process that stands in for a worker
