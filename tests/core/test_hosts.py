@@ -122,12 +122,6 @@ def test_what_the_head_has_missed_does_not_excuse_a_host_for_ever() -> None:
     assert end == EndHost("b", 1, True, "silent for 11.0 s")
 
 
-def test_time_that_goes_back_counts_as_none() -> None:
-    found = begun("b")
-    for _ in range(100):
-        assert found.tick(5.0) == found.tick(0.0) == []
-
-
 def test_the_loop_is_to_come_round_ten_times_in_a_timeout() -> None:
     found = hosts()
     assert found.due() is None
@@ -192,14 +186,6 @@ def test_of_hosts_that_cannot_reach_each_other_one_ends(
     whys = [f"it and host {other} can't reach each other" if other else "silent for 11.0 s" for _, other in ended]
     wanted = [EndHost(host, 1, True, why) for (host, _), why in zip(ended, whys, strict=True)]
     assert listens(found, 0, 40, *heard) == wanted
-
-
-def test_two_hosts_that_cannot_reach_each_other_stay_until_one_holds_a_shard() -> None:
-    found = begun("b", "c")
-    found.unreachable(("b", 1), ("c", 1), 0.0)
-    assert listens(found, 0, 30, "b", "c") == []
-    found.exchanges("b", 1)
-    assert listens(found, 30, 31, "b", "c") == [EndHost("c", 1, True, "it and host b can't reach each other")]
 
 
 def test_a_host_that_comes_back_holds_no_shard() -> None:

@@ -116,13 +116,6 @@ def test_populating_touches_the_pages_of_the_range_and_no_others(start: int, sto
     assert bytes(region.memory) == bytes(region.size)
 
 
-def test_populating_on_an_older_kernel_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "POPULATE_WRITE", 9999)  # advice that no kernel knows
-    region = Region.create(SIZE)
-    region.populate(0, SIZE)
-    assert os.fstat(region.descriptor).st_blocks == 0
-
-
 def test_available_bytes_is_what_the_machine_has_or_less() -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     assert 0 < available_bytes() <= total

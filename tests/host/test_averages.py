@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from paceline.core.choice import choose
-from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
+from paceline.core.facts import ReduceFailed, ReduceFinished
 from paceline.core.items import Mean, Partial
-from paceline.core.orders import Reduce, Release, StepReplica
+from paceline.core.orders import Reduce, StepReplica
 from paceline.host.events import GivenUp, GroupAveraged
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
-from paceline.protocols import registry
 from paceline.scenario.scenario import Network
 from support.companies import Averagers, Company, averager, company
 from support.run_state import Clockwork
-from support.seeds import each_seed
 
 Groups = tuple[Company, Averagers]
 
@@ -232,63 +228,3 @@ def adopts(company: Company, worker: int) -> int:
     _, told = company.told[-1]
     assert isinstance(told, messages.worker.AdoptInto)
     return told.slot
-
-
-# --- the bound on places
-
-
-@pytest.mark.parametrize("protocol", ["ad-psgd", "ripples", "all-reduce"])
-@each_seed(range(8))
-def test_replicas_always_find_a_place_and_none_is_written_that_anybody_reads(protocol: str, seed: int) -> None:
-    """Machines of the protocols, over a host whose workers and averagers come at random; one mean is recorded."""
-    chance, workers, machine = random.Random(f"{protocol}/{seed}"), 4, choose(protocol, registry()).machine()
-    made = company(workers, protocol)
-    averagers, host = Averagers(made), made.host
-    queue: dict[int, list[messages.worker.Compute | messages.worker.MakeStep]] = {
-        worker: [] for worker in range(workers)
-    }
-    steps, cuts, written = 0, 0, 0
-
-    def tell(fact: Fact) -> None:
-        nonlocal steps
-        host.tell(fact)
-        for order in machine.handle(fact):
-            steps += isinstance(order, StepReplica)
-            if isinstance(order, Release | Reduce | StepReplica):
-                made.carry_out(order)
-        for worker, said in made.told:
-            assert isinstance(said, messages.worker.Compute | messages.worker.MakeStep)
-            queue[worker].append(said)
-        made.told.clear()
-
-    def being_read() -> list[int]:
-        """Places that the store reads, to make a mean."""
-        (*_, order) = (None, *(said for said in made.store.sent if isinstance(said, messages.store.RecordMean)))
-        return [] if order is None or order.version == written else [*order.sources, order.target]
-
-    members = tuple((worker, "here", 0) for worker in range(workers))
-    tell(TrainingBegan(members=members, version=0, at=0.0, seed=seed))
-    for _ in range(2500):
-        worker = chance.randrange(workers)
-        match chance.choice(["works", "averages", "told", "cut", "cut done"]):
-            case "works" if queue[worker]:
-                done = queue[worker].pop(0)
-                if isinstance(done, messages.worker.MakeStep):
-                    assert done.target not in being_read(), "what a mean is made of is written"
-                    made.stepped(worker, done.step)
-                else:
-                    made.computed(worker, done.step)
-                    ready = GradientReady(worker=worker, step=done.step, version=done.version, samples=None, at=0.0)
-                    made.facts.append(ready)
-            case "averages" if averagers.told(worker):
-                averagers.average(worker)
-            case "told" if made.facts:
-                tell(made.facts.pop(0))
-            case "cut" if written == cuts:
-                cuts += 1
-                host.record(cuts, range(workers), "", "mean")
-            case "cut done" if being_read():
-                made.said_by_store(messages.store.MeanRecorded(cuts, "", 0.0))
-                written += 1
-    assert steps > 20
-    assert written > 2

@@ -131,14 +131,6 @@ def test_a_model_takes_both_latencies_and_its_bytes_over_the_narrower_link(
     assert b.ended() == pytest.approx(0.06 + M / B)
 
 
-def test_a_model_leaves_bit_by_bit_so_that_part_of_it_can_be_used() -> None:
-    clock, _, (b,) = others(tables(B, B), "b")
-    b.asks(1, Version(3))
-    clock.until(1.0)
-    moments = [at for at, _ in b.connection.left[1]]
-    assert moments == pytest.approx([TICK * number for number in range(1, 51)])
-
-
 def test_what_a_slow_host_can_t_take_goes_to_the_others() -> None:
     clock, _, (b, c) = others(tables(B, B / 10, B), "b", "c")
     b.asks(1, Version(3))
@@ -209,16 +201,6 @@ def test_bytes_of_hosts_that_send_at_the_same_time_come_one_after_the_other() ->
     ends = [host.told[1][-1][0] for host in (b, c)]
     assert ends == [pytest.approx(0.19, abs=0.001), pytest.approx(0.2, abs=0.001)]
     assert not b.places[1]
-
-
-def test_what_one_host_sends_at_the_link_s_pace_is_not_held_back() -> None:
-    clock, _, (b,) = others(tables(B, B), "b")
-    b.is_asked(1, Version(3))
-    for part in range(1, 11):
-        clock.until(part * 0.01)
-        b.brings(1, M // 10)
-    clock.until(1.0)
-    assert [at for at, _ in b.told[1]] == pytest.approx([part * 0.01 for part in range(1, 11)])
 
 
 @pytest.mark.parametrize("how", ["cancelled", "disconnected"])

@@ -32,7 +32,6 @@ from paceline.transfer.messages import (
     Connected,
     Disconnected,
     DropWant,
-    EndPeer,
     Event,
     Lost,
     Meet,
@@ -219,35 +218,6 @@ def test_a_drop_is_settled_though_the_want_has_ended_meanwhile(two: Two) -> None
     assert not two.a.heard(Released), "who refuses knows it"
 
 
-def test_the_end_of_a_host_loses_what_is_wanted_of_it_now_and_later(two: Two) -> None:
-    two.b.want(5)
-    two.is_asked()
-    two.b.plane.tell(EndPeer(two.b.peer, "silent for 15.0 s"))
-    two.b.want(6, OTHER, place=1)
-    two.until(lambda: len(two.b.told) == 3)
-    assert sorted(two.b.told, key=repr) == [
-        Disconnected(two.b.peer),
-        Lost(5, "silent for 15.0 s"),
-        Lost(6, "incarnation 1 of host a has ended"),
-    ]
-    two.until(lambda: two.a.heard(Released))
-
-
-def test_a_segment_ends_what_is_wanted_of_the_last_one_and_hears_of_what_was_asked_early(two: Two) -> None:
-    two.b.want(5)
-    number = two.is_asked()
-    two.b.plane.tell(BeginSegment(1))
-    two.until(lambda: two.b.heard(Lost))
-    two.b.want(6, OTHER, segment=1)
-    two.until(lambda: two.a.heard(Released))
-    two.b.want(7, Version(3), place=1)
-    two.until(lambda: len(two.b.told) == 2)
-    assert two.b.told == [Lost(number, "segment 0 has ended") for number in (5, 7)]
-    assert [one.named.item for one in two.a.heard(Asked)] == [fields_of(ITEM)]
-    two.a.plane.tell(BeginSegment(1))
-    assert two.is_asked(OTHER) != number
-
-
 # --- in a process
 
 
@@ -292,12 +262,6 @@ def test_the_loop_goes_on_while_the_process_is_late_to_drop_what_is_settled_once
     os.kill(slow.processes["b"], signal.SIGCONT)
     slow.until(lambda: slow.b.told)
     assert slow.b.told == [Settled(5)]
-
-
-def test_what_a_process_has_to_show_is_shown(moved: Moved) -> None:
-    moved.b.mover.dial(moved.b.peer, moved.door.address, hello("b", 2), 15.0)
-    moved.until(lambda: len(moved.lines) > 1)
-    assert "connection refused: incarnation 2 of host b is not expected here" in moved.lines
 
 
 @pytest.mark.parametrize(("how", "why"), [(signal.SIGKILL, DIED), (signal.SIGSTOP, SILENT)])

@@ -148,21 +148,6 @@ def test_an_older_tls_is_refused(lobby: Lobby) -> None:
     assert lobby.lines == ["connection from 127.0.0.1 refused: it speaks an older TLS than 1.3"]
 
 
-def test_a_listener_with_an_older_tls_is_refused() -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-
-    class Old:
-        def wrap(self, end: socket.socket, *, listens: bool) -> ssl.SSLSocket:
-            return context.wrap_socket(end, server_side=True, do_handshake_on_connect=False)
-
-    lobby = Lobby(Keys(KEYS.challenge, Old()))
-    one = lobby.dial(keys=tls_keys())
-    lobby.until(lambda: one.failed)
-    assert one.failed == [("it speaks an older TLS than 1.3", True)]
-    lobby.close()
-
-
 # --- strangers
 
 PLAIN = {

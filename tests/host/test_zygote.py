@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -100,18 +99,6 @@ def test_what_is_forked_knows_what_the_zygote_was_told_last(adopting: None) -> N
         assert [how_it_ended(process) for process in zygote.fork([(0, ()), (1, ())])] == ["exit code 3"] * 2
     finally:
         zygote.end()
-
-
-def test_a_launcher_with_threads_forks_too_and_the_process_has_one(forked: Callable[[Become], Zygote]) -> None:
-    zygote = forked(lambda *_: len(os.listdir("/proc/self/task")))
-    over = threading.Event()
-    thread = threading.Thread(target=over.wait)
-    thread.start()
-    try:
-        assert how_it_ended(one(zygote)) == "exit code 1"
-    finally:
-        over.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("together", [1, 3])
