@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import pickle
 import statistics
 
 import pytest
 
 from paceline.scenario.scenario import Kill, Network, Scenario, Slowdown
 from paceline.scenario.scenario_file import load
-from support.scenarios import EXAMPLE, FULL, refusal
+from support.scenarios import EXAMPLE, refusal
 
 # Whom it is for
 
@@ -188,10 +187,3 @@ def test_jitter_is_a_function_of_seed_worker_and_step():
     assert [scenario.jitter_factor(*triple) for triple in reversed(triples)] == factors[::-1]
     assert scenario.step_seconds(1, 2, 0.0, 0.5, 0) == 0.5 * scenario.jitter_factor(1, 2, 0)
     assert scenario.jitter_factor(1, 2, 42) == 1.569370010861841, "on any machine, in any process"
-
-
-def test_a_scenario_travels_to_another_process_and_cannot_be_changed():
-    assert pickle.loads(pickle.dumps(FULL)) == FULL
-    assert hash(FULL) == hash(pickle.loads(pickle.dumps(FULL)))
-    with pytest.raises(AttributeError):
-        FULL.nodes = 3

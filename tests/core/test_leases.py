@@ -162,21 +162,6 @@ def test_whatever_happens_every_leased_sample_is_settled_once_skipped_or_left_ov
     assert applied + leases.skipped + leases.left_over() + unasked == total
 
 
-@pytest.mark.parametrize("dealing", DEALINGS)
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_a_look_puts_back_what_had_returned_from_another_worker_as_returned(dealing: Dealing, epoch: int) -> None:
-    leases = opened(dealing, 2, 4, 4)
-    theirs = take(leases, 1, 0)
-    leases.leave(1, died=False)
-    for _ in range(2):
-        seen: list[Batch] = []
-        while (batch := leases.take(0, epoch, "same")) is not None:
-            seen.append(batch)
-        assert seen[-1] == theirs
-        assert leases.put_back(0, epoch, tuple(seen)) == seen
-        assert leases.left_over() == leases.size(theirs), "worker 1 was leased it, and nobody has used it"
-
-
 def test_what_is_set_aside_for_one_who_is_left_out_is_anybody_s_until_it_is_back() -> None:
     leases = Leases("rounds", [0, 1])
     leases.open(0, [1] * 6, "digest")

@@ -246,38 +246,6 @@ def test_a_newer_connection_replaces_the_older_one_which_brings_nothing_any_more
     assert two.head.lost(1, "reset", 1.0) == []
 
 
-def test_a_host_whose_first_answer_was_lost_comes_again_as_the_same_incarnation() -> None:
-    two = Two()
-    two.host.tick(0.0)
-    two.head.connected(1, 0.0)
-    two.head.received(1, data_of(two.host.connected(1, 0.0)), 0.0)
-    assert isinstance(two.head.admit(1, 1, 0.0)[-1], HostConnected)
-    two.head.send("b", 1, Order(1), 0.0)
-    two.host.lost(1, "reset", 0.0)
-    two.now = 1.0
-    two.connect()
-    assert two.incarnation == 0, "nobody came anew"
-    assert values(two.at_host) == [1]
-    assert two.host.incarnation == 1
-
-
-def test_an_incarnation_that_has_ended_is_refused() -> None:
-    two = Two().connect().cut()
-    assert two.head.end("b", 1, "silent for 16.0 s") == []
-    two.connect()
-    assert two.at_host[-1] == IncarnationEnded("b", 1, "incarnation 1 of host b has ended: it came too late")
-    assert two.host.tick(100.0) == [] == two.host.send(Told(1), 100.0)
-    assert two.host.due() is None
-
-
-def test_an_incarnation_that_ends_while_it_is_connected_is_told_why() -> None:
-    two = Two().connect()
-    two.on_head(two.head.end("b", 1, "silent for 16.0 s"))
-    assert two.at_host[-1] == IncarnationEnded("b", 1, "incarnation 1 of host b has ended: silent for 16.0 s")
-    assert two.head.send("b", 1, Order(1), 0.0) == []
-    assert two.head.end("b", 1, "again") == []
-
-
 def test_a_number_used_by_another_process_is_no_way_in() -> None:
     """A head that begins anew gives the same numbers as the one before."""
     two = Two().connect()
@@ -287,22 +255,6 @@ def test_a_number_used_by_another_process_is_no_way_in() -> None:
     assert isinstance(another.at_host[-1], IncarnationEnded)
     two.tell(1)
     assert values(two.at_head) == [1]
-
-
-def test_a_host_that_comes_again_is_a_new_incarnation_which_is_sent_nothing_that_was_for_the_one_before() -> None:
-    two = Two().connect()
-    another = Two(host_end(nonce=b"2"), two.head, before=10)
-    another.host.tick(0.0)
-    two.head.connected(2, 0.0)
-    assert two.head.received(2, data_of(another.host.connected(1, 0.0)), 0.0) == [HostCame(2, "b")]
-    with pytest.raises(AssertionError, match="incarnation 1 is not new"):
-        two.head.admit(2, 1, 0.0)
-    outcome = two.head.admit(2, 2, 0.0)
-    two.on_head(outcome[:2])
-    assert two.at_host[-1] == IncarnationEnded("b", 1, "incarnation 1 of host b has ended: it has come again")
-    another.host.received(1, data_of(outcome[2:]), 0.0)
-    assert two.head.send("b", 1, Order(7), 0.0) == []
-    assert values(another.host.received(1, data_of(two.head.send("b", 2, Order(8), 0.0)), 0.0)) == [8]
 
 
 @pytest.mark.parametrize("incarnation", [2, 7])

@@ -168,23 +168,6 @@ def test_an_eager_release_names_all_that_the_worker_pushed_and_that_its_version_
     assert released(4, 2, 1.0) == (0, [(0, 1.0), (1, 1.0)])
 
 
-def test_a_step_waits_while_the_store_needs_all_of_its_worker_s_places() -> None:
-    one = company(1, unapplied=2)
-    for step in (0, 1, 2):
-        one.carry_out(Release(worker=0, step=step, version=0, parameters="held"))
-        if step < 2:
-            one.computed(0, step)
-            one.carry_out(StartPush(worker=0, step=step))
-    assert [said.step for _, said in one.told if isinstance(said, messages.worker.Compute)] == [0, 1]
-    assert one.host.updates(0).in_the_way == (0, 1)
-    assert one.host.updates(0).full
-    one.apply(1, (0, 0))
-    assert [said.step for _, said in one.told if isinstance(said, messages.worker.Compute)] == [0, 1, 2]
-    assert one.host.updates(0).in_the_way == ()
-    one.apply(2, (0, 1))
-    assert not one.host.updates(0).full
-
-
 def test_what_is_adopted_is_the_first_version_and_what_it_was_is_kept_for_those_who_compute_on_it() -> None:
     two = company(2)
     two.carry_out(Release(worker=1, step=0, version=0, parameters="held"))

@@ -15,7 +15,6 @@ from paceline.core.facts import (
     GradientReady,
     ParametersTaken,
     ReduceFailed,
-    ReduceFinished,
     ReplicaCopied,
     UpdateArrived,
 )
@@ -131,15 +130,8 @@ REPLICATED: list[Action] = [
     order(StepReplica(worker=1, step=0, version=1)),
     lambda company: company.stepped(1, 0),
     order(Reduce(group=0, members=(0, 1), what="parameters")),
-    release(1, 1, "own"),
-    lambda company: Averagers(company).average(0),
-    lambda company: Averagers(company).average(1),
-    lambda company: company.host.tell(ReduceFinished(group=0, at=0.0)),
-    computed(1),
-    order(StepReplica(worker=1, step=1, version=3)),
-    order(Reduce(group=1, members=(1, 2), what="parameters")),
 ]
-"""What a worker goes through that owns a replica."""
+"""What a worker goes through that owns a replica, until it averages."""
 
 
 class TestOrders:
@@ -234,7 +226,7 @@ class TestOrders:
     @pytest.mark.parametrize("protocol", ["asp", "ad-psgd"])
     def test_what_is_said_twice_is_told_once(self, protocol: str, training: Makes) -> None:
         two = training(2, protocol)
-        for action in SERVED[:1] if protocol == "asp" else REPLICATED[:5]:
+        for action in SERVED[:1] if protocol == "asp" else REPLICATED:
             action(two)
         for _ in range(2):
             two.crew.hear(1, messages.worker.Declined())
@@ -456,15 +448,6 @@ class TestArithmetic:
         assert one.reports.of(ProcessLost) == [ProcessLost("the parameter store sent Committed out of turn")]
 
 
-def gathered(three: Company) -> Averagers:
-    """All own replicas that differ."""
-    for worker in range(3):
-        three.carry_out(StepReplica(worker=worker, step=0, version=1))
-        three.stepped(worker, 0)
-    three.reports.events.clear()
-    return Averagers(three)
-
-
 def means(company: Company) -> list[int]:
     """Groups whose means are kept."""
     return [owner[1] for owner in company.claims() if owner[0] == "mean of group"]
@@ -472,37 +455,6 @@ def means(company: Company) -> list[int]:
 
 class TestAverages:
     """A group has the mean, all of it at once, or none of it has."""
-
-    @pytest.mark.parametrize("shares", [[], [0], [1], [0, 1], [0, 1, 2]])
-    @pytest.mark.parametrize("before", [True, False])
-    def test_a_member_that_dies_fails_its_group_once_unless_all_shares_were_made(
-        self,
-        shares: list[int],
-        before: bool,
-    ) -> None:
-        """`before`: it dies before the group is told to average, as a member still has a step to make."""
-        three = company(3, "ad-psgd")
-        averagers = gathered(three)
-        if before:
-            three.carry_out(StepReplica(worker=0, step=1, version=2))
-        three.carry_out(Reduce(group=0, members=(0, 1, 2), what="parameters"))
-        if before:
-            three.leave(1)
-            three.stepped(0, 1)
-        else:
-            for worker in shares:
-                averagers.average(worker)
-            three.leave(1)
-            for worker in (0, 2):
-                if worker not in shares:
-                    averagers.average(worker)
-        whole = not before and len(shares) == 3
-        expected: Fact = ReduceFailed(group=0, lost=(1,), at=0.0)
-        assert three.facts[-1:] == [ReduceFinished(group=0, at=0.0) if whole else expected]
-        assert len([fact for fact in three.facts if isinstance(fact, ReduceFailed | ReduceFinished)]) == 1
-        three.host.tell(three.facts[-1])
-        assert (means(three), three.host.progress.averages) == ([], int(whole))
-        assert not three.host.progress.averaging
 
     def test_a_mean_of_gradients_is_kept_until_every_member_was_told_to_step_with_it_or_has_left(self) -> None:
         three = company(3, "all-reduce")

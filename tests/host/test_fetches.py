@@ -508,15 +508,6 @@ def test_nothing_comes_of_what_a_worker_that_has_gone_was_fetching_and_of_nobody
     assert fetching.workers() == ([0, 1] if before else [1])
 
 
-@pytest.mark.parametrize("make", [local, paced])
-def test_a_group_is_gathered_once_and_nothing_need_happen_then(make: Callable[[Fetching], Fetcher]) -> None:
-    fetching, ends = Fetching(make), list[float]()
-    assert fetching.shaped is not None
-    began = fetching.shaped.gather(5, (0, 1), ends.append)
-    assert fetching.all() == []
-    assert (began, len(ends)) == (0.0, 1)
-
-
 def test_at_a_network_s_pace_ends_of_both_links_come_in_the_order_of_time_with_the_model_s_moments() -> None:
     """An average of two moves as much as one model here. Late as the loop may be, the moments are the links'."""
     fetching = Fetching(paced)

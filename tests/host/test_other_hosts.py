@@ -327,19 +327,6 @@ def test_a_host_can_not_say_that_another_one_has_what_comes_along() -> None:
     assert several.hosts.items.view(Blob(said.attached.name)).nbytes == 4
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-def test_training_can_t_begin_without_a_host_that_makes_a_range_and_is_lost(prepared: bool) -> None:
-    """It may be lost before the ranges are cut, or after."""
-    several = Several()
-    several.head.shards = HALVES if prepared else ()
-    several.hosts.lost("node-1", "silent for 15.0 s")
-    assert several.head.loses.called == prepared
-    several.head.shards = HALVES
-    assert several.hosts.why_not([0, 1]) == "host node-1 was to make a part of every version, and it is lost"
-    assert Several(HALVES).hosts.why_not([0, 3]) == ""
-    assert Several(HALVES).hosts.why_not([0, 1]).endswith("none of its workers has come to prepare()")
-
-
 @pytest.mark.parametrize("room", [True, False])
 def test_a_share_of_the_state_that_can_not_come_or_has_no_room_is_said_to_be_lacking(room: bool) -> None:
     several, why = Several(HALVES), "can't come: it is not here any more"
@@ -353,22 +340,6 @@ def test_a_share_of_the_state_that_can_not_come_or_has_no_room_is_said_to_be_lac
             several.say(said)
         assert several.told == [host_messages.AttachmentFetched("share 3 of node-1")]
     several.head.shares.came.assert_called_once_with(3, f"host node-1's part of it {why}", None)
-
-
-def test_a_host_with_several_workers_is_told_to_add_up_their_updates_whenever_it_comes() -> None:
-    several = Several()
-    several.head.workers, several.head.prepares.return_value = range(2), True
-    several.head.aggregation.begins.side_effect = lambda host, workers: len(workers) > 1
-    several.hosts.adds(RemoteHost("node-2", range(4, 5), several.told.append))
-    several.hosts.begin([0, 1, 2, 4])
-    several.hosts.lost("node-1", "why")
-    several.hosts.back("node-1")
-    several.hosts.begins_late(2)
-    several.hosts.admit(host_messages.AdmitWorker(2, 0, 0.0))
-    assert [one.sums for one in several.told if isinstance(one, host_messages.Train)] == [True, False, True]
-    begun = [call.args for call in several.head.aggregation.begins.call_args_list]
-    assert begun == [("node-1", range(2, 4)), ("node-2", range(4, 5)), ("node-1", range(2, 4))]
-    several.head.aggregation.ends.assert_called_once_with("node-1")
 
 
 def test_whatever_a_host_s_message_raises_ends_that_host_and_not_the_head(

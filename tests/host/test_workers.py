@@ -33,21 +33,16 @@ Body = Callable[[Channel], int]
 
 
 class Company:
-    """Workers whose processes do what a test says, and what is heard of them.
+    """Workers whose processes do what a test says, and what is heard of them. `first` is told before all else."""
 
-    `first` is told before all else. Workers in `late` are left to the test to start.
-    """
-
-    def __init__(
-        self, folder: Path, *bodies: Body, first: messages.Message | None, late: tuple[int, ...], output: Any = None
-    ) -> None:
+    def __init__(self, folder: Path, *bodies: Body, first: messages.Message | None, output: Any = None) -> None:
         self.folder = folder
         self.zygote = Zygote(partial(become, bodies))
         self.loop = Loop()
         self.output = output_to(sys.stdout, folder, prefix=True) if output is None else output
         self.heard: list[tuple[int, object]] = []
         self.workers = Workers(self.loop, self.output, self._fork)
-        self.workers.start([worker for worker in range(len(bodies)) if worker not in late])
+        self.workers.start(list(range(len(bodies))))
         for worker in self.workers.numbers if first is not None else ():
             self.workers.send(worker, first)
         self.workers.open(lambda worker, message, _: self.heard.append((worker, message)), self._gone)
@@ -104,10 +99,8 @@ def become(bodies: tuple[Body, ...], worker: int, descriptors: list[int]) -> int
 def company(adopting: None, tmp_path: Path) -> Iterator[Callable[..., Company]]:
     made: list[Company] = []
 
-    def make(
-        *bodies: Body, first: messages.Message | None = None, late: tuple[int, ...] = (), output: Any = None
-    ) -> Company:
-        made.append(Company(tmp_path, *bodies, first=first, late=late, output=output))
+    def make(*bodies: Body, first: messages.Message | None = None, output: Any = None) -> Company:
+        made.append(Company(tmp_path, *bodies, first=first, output=output))
         return made[-1]
 
     yield make
@@ -257,14 +250,6 @@ def test_a_worker_that_says_what_can_t_be_read_is_ended_and_no_more_of_it_is_hea
     assert capsys.readouterr().err.startswith("paceline: worker 0 is ended: it sent a message that can't be read (")
 
 
-def test_what_a_worker_is_told_that_has_gone_has_no_effect(company: Callable[..., Company]) -> None:
-    """As when it dies while it was still to be told something: the coordinator hears of its end a moment later."""
-    made = company(says())
-    made.until_all_have_gone()
-    made.workers.send(0, messages.worker.HandOver(1, 0))
-    assert made.until_all_have_gone() == [(0, "exit code 0")]
-
-
 def test_a_worker_can_be_told_something_before_it_is_listened_to(company: Callable[..., Company]) -> None:
     """To stop, as a signal came while others were forked."""
     made = company(answers, first=messages.worker.Leased(2, 5))
@@ -283,16 +268,6 @@ def test_a_process_that_has_ended_is_ended_no_more(
     made.workers.give_up(0, "it is too late")
     made.workers.end_all()
     assert killed == []
-
-
-def test_a_worker_can_be_started_while_others_are_listened_to(company: Callable[..., Company]) -> None:
-    made = company(waits, answers, late=(1,))
-    made.workers.start([1])
-    made.workers.send(1, messages.worker.Leased(2, 5))
-    made.workers.end(0)
-    heard = made.until_all_have_gone()
-    assert [what for worker, what in heard if worker == 1] == [messages.worker.GivenBack([(2, 5)]), "exit code 0"]
-    assert made.workers.numbers == [0, 1]
 
 
 def test_a_worker_that_has_gone_can_be_started_again_and_again_and_may_say_all_that_it_may_at_first(
