@@ -118,14 +118,6 @@ def test_only_so_many_messages_and_bytes_are_kept(monkeypatch: pytest.MonkeyPatc
     here.send(Text("d" * 80))
 
 
-def test_a_message_too_long_is_the_senders_error_and_takes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbered, "LONGEST", 50)
-    here = Line(Text)
-    with pytest.raises(ValueError, match=r"a Text has \d+ bytes, and may have 50"):
-        here.send(Text("a" * 100))
-    assert frames(here.send(Text("a")))[0].number == 1
-
-
 def test_a_message_that_may_not_come_would_come_again_so_there_is_no_way_on() -> None:
     here, there = Line(Number), Line(Number)
     (data,) = frames(here.send(Text("a")))

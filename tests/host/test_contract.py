@@ -439,14 +439,6 @@ class TestArithmetic:
         assert two.reports.told(Prepared) == [("beginning",)]
         assert [(worker, type(said).__name__) for worker, said in two.told] == [(0, "ForkStore"), (1, "ForkStore")]
 
-    def test_one_that_speaks_before_it_is_there_is_lost(self) -> None:
-        one = idle_company(1)
-        one.host.open()
-        one.crew.hear(0, OFFER)
-        one.host.prepare(0)
-        made(1)(one)
-        assert one.reports.of(ProcessLost) == [ProcessLost("the parameter store sent Committed out of turn")]
-
 
 def means(company: Company) -> list[int]:
     """Groups whose means are kept."""

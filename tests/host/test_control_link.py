@@ -15,7 +15,7 @@ from paceline.net import control, tcp
 from paceline.net.control import HostEnd
 from paceline.net.link import AT_ONCE, PURPOSE, HeadLink, HostLink
 from support.clusters import EACH_KEYS, PATIENCE, Cluster, Order, Told, sockets
-from support.lobby import has_ended, opened
+from support.lobby import opened
 from support.processes import descriptors
 
 
@@ -139,16 +139,6 @@ def test_a_connection_that_breaks_while_bytes_wait_for_it_is_lost_for_its_own_re
 # --- strangers, and hosts that misbehave
 
 
-def test_who_opens_a_connection_and_says_nothing_is_closed_with_one_line(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "HANDSHAKE", 0.05)
-    silent = opened(cluster, PURPOSE)
-    cluster.until(lambda: has_ended(silent))
-    assert cluster.head.lines == ["connection from 127.0.0.1 refused: it has said nothing for 0 s"]
-    silent.close()
-
-
 def mute(cluster: Cluster) -> Any:
     """A host that is let in, and reads nothing."""
     before = len(cluster.head.events)
@@ -243,17 +233,6 @@ def test_an_alarm_rings_by_the_earliest_time_and_takes_few_timers() -> None:
     assert rings[0] >= began + 0.01
     alarm.set(began + 900.0)
     assert len(loop._timers) == 2
-    loop.close()
-
-
-def test_an_alarm_that_is_turned_off_rings_no_more() -> None:
-    loop = Loop()
-    rings: list[int] = []
-    alarm = Alarm(loop, lambda: rings.append(1))
-    alarm.set(loop.now())
-    alarm.turn_off()
-    loop.wait()
-    assert not rings
     loop.close()
 
 

@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.host import processor
 from paceline.host.devices import ON_CPU, device_of, devices, give, listed, there, visible
 from paceline.host.devices import VARIABLE as NAME
-from paceline.host.machine import Machine, difference, environment, machine, unlike
+from paceline.host.machine import Machine, difference, environment, unlike
 from paceline.host.processor import cpuinfo, vendor_and_model
 
 HEAD = Machine(
@@ -89,13 +89,6 @@ def test_the_processor_says_who_made_it(
     assert all(vendor_and_model(cpuinfo())), "a processor that says nothing is known by its kind"
     (tmp_path / "cpuinfo").write_text(text)
     assert vendor_and_model(cpuinfo()) == found
-
-
-def test_this_machine_is_like_itself() -> None:
-    here = machine()
-    assert difference(here, here) == ""
-    assert not list(unlike(environment(here, {"a": (here, 3)})["hosts"], {"a": [0]}, here, 3))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(here), type=Machine) == here
 
 
 # --- which accelerator each worker has

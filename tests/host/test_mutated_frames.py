@@ -2,7 +2,7 @@
 
 Whoever speaks here has opened a connection, and says what hosts say, with bytes that are changed, lost, doubled or
 added. Another connection goes on beside it. What comes before a connection is opened is in `test_door.py`. What the
-side that has dialled makes of broken frames is in `tests/fabric/test_control_walk.py` and `test_bulk.py`.
+side that has dialled makes of broken frames is in `tests/fabric/test_control.py` and `test_bulk.py`.
 """
 
 from __future__ import annotations

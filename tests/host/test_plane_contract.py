@@ -58,8 +58,8 @@ Told = TypeVar("Told", bound=Event)
 class Side:
     """One host. It keeps what its plane tells, in order."""
 
-    def __init__(self, name: str, other: str, mover: Mover) -> None:
-        self.name, self.peer, self.mover = name, Peer(other, 1), mover
+    def __init__(self, other: str, mover: Mover) -> None:
+        self.peer, self.mover = Peer(other, 1), mover
         self.told: list[Event] = []
         self.begins()
 
@@ -92,7 +92,7 @@ class Two:
 
     def __init__(self, makes: Callable[[Loop, list[str]], Mover]) -> None:
         self.loop, self.lines = Loop(), list[str]()
-        self.a, self.b = (Side(*names, makes(self.loop, self.lines)) for names in (("a", "b"), ("b", "a")))
+        self.a, self.b = (Side(other, makes(self.loop, self.lines)) for other in "ba")
         self.door = HostListener(tcp.listen(), self.loop, KEYS, self.lines.append)
         self.a.mover.listen(self.door, hello("a", 1), 15.0)
         self.a.mover.expect(self.a.peer)
