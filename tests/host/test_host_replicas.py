@@ -73,3 +73,9 @@ def test_a_copy_is_the_worker_s_replica_once_the_head_says_so_and_its_place_is_n
     assert replicas.here.steps.replica(2) == copy
     assert replicas.here.area(2) == replicas.shelf.place(copy)
     assert not replicas.shelf.has(Replica(2, 0))
+
+
+def test_a_step_that_a_replica_goes_without_changes_nothing(replicas: Replicas) -> None:
+    replicas.here.carry_out(host_messages.TakeStep(2, 0, None, None, None))
+    assert replicas.here.steps.replica(2) == Replica(2, 0)
+    replicas.workers.send.assert_not_called()

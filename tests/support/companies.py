@@ -428,7 +428,7 @@ def elsewhere(
         threads=1,
         rate_scale=1.0,
         network=network,
-        groups=None,
+        links=ClusterLinks(Scenario(network=network), workers),
         evaluator=None,
         now=lambda: made.now,
         leaves_undone=lambda worker, step: False,
