@@ -419,6 +419,53 @@ def test_what_is_left_of_the_epoch_of_a_worker_that_is_left_out_is_dealt_again()
     assert resumed(leases, 2).epoch() == 0
 
 
+def test_a_run_that_is_resumed_twice_after_a_death_has_even_rounds_still() -> None:
+    leases = opened("rounds", 2, 9)
+    leases.leave(1, died=True)
+    use(leases, 0, 0, 2, 4)
+    again = resumed(resumed(leases, 2), 2)
+    assert [drain(again, worker, 0) for worker in (0, 1)] == [[1, 5, 7], [3, 6, 8]]
+
+
+def test_a_worker_that_has_died_comes_to_no_epoch_any_more() -> None:
+    leases = opened("queue", 2, 3, 3)
+    leases.skip(1, (take(leases, 1, 0),))
+    use(leases, 0, 1)
+    leases.leave(1, died=True)
+    use(leases, 0, 0, epoch=1)
+    assert resumed(leases, 2).epoch() == 1
+
+
+def test_what_was_leased_before_the_cut_and_by_no_worker_since_is_left_over() -> None:
+    leases = opened("queue", 1, 3)
+    held = take(leases, 0, 0)
+    after = resumed(leases, 1)
+    assert after.left_over() == 10
+    assert take(after, 0, 0) == held
+    assert after.left_over() == 10
+    after.skip(0, (held,))
+    assert after.left_over() == 0
+
+
+@pytest.mark.parametrize("dealing", DEALINGS)
+def test_an_epoch_that_is_used_up_ends_at_once_and_its_order_is_not_drawn_again(dealing: Dealing) -> None:
+    leases = opened(dealing, 1, 2, 2)
+    use(leases, 0, 0, 1)
+    after = resumed(leases, 2)
+    assert after.undrawn(1, 0) is None
+    assert after.take(1, 0, "whatever it drew") is None
+    assert after.epoch() == 1
+
+
+@pytest.mark.parametrize("dealing", DEALINGS)
+@pytest.mark.parametrize(("workers", "batches"), [(1, 2), (2, 1), (3, 7), (5, 15), (2, 0)])
+def test_all_workers_together_take_every_batch_once(dealing: Dealing, workers: int, batches: int) -> None:
+    leases = opened(dealing, workers, batches, batches)
+    for epoch in (0, 1):
+        taken = [index for worker in range(workers) for index in drain(leases, worker, epoch)]
+        assert sorted(taken) == list(range(batches))
+
+
 # --- any history, any cuts --------------------------------------------------------------------------
 
 
