@@ -466,6 +466,24 @@ def test_all_workers_together_take_every_batch_once(dealing: Dealing, workers: i
         assert sorted(taken) == list(range(batches))
 
 
+def test_an_epoch_whose_order_is_known_in_part_goes_on_with_its_next_block() -> None:
+    uncut, cut = (Leases("rounds", [0, 1, 2]) for _ in range(2))
+    for leases in (uncut, cut):
+        leases.open(0, [10] * 4, "first block", last=False)
+        use_first = leases.take(0, 0, "first block")
+        assert use_first == Batch(0, 0)
+        leases.skip(0, (use_first,))
+    after = resumed(cut, 3)
+    for leases in (uncut, after):
+        assert [leases.undrawn(worker, 0) for worker in range(3)] == [None] * 3
+        leases.open(0, [10] * 4, "second block")
+    assert [drain_any(after, worker) for worker in range(3)] == [drain_any(uncut, worker) for worker in range(3)]
+
+
+def drain_any(leases: Leases, worker: int) -> list[int]:
+    return [batch.index for batch in iter(lambda: leases.take(worker, 0, "second block", 2), None) if batch]
+
+
 # --- any history, any cuts --------------------------------------------------------------------------
 
 
