@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from paceline.training.holders.replica import DeviceReplica, ReplicaHolder
 from paceline.training.holders.stored import OwnStep, WindowHolder
 from paceline.training.layout import Layout, Places
 from paceline.training.model.structure import Followed
+from paceline.training.optim.pre_training_edits import PreTrainingEdits
 from paceline.training.training_context import TrainingContext
 from support.fake_device import FakeDevice
 
@@ -331,6 +333,18 @@ def test_what_the_script_wrote_is_named_and_reaches_no_other_worker(case: Case) 
     assert case.shown() == [[3.0], [3.0], [3.0]]
 
 
+def test_what_all_adopt_has_the_buffers_as_they_were_before_the_first_forward() -> None:
+    """Each worker's forward changes its own, and which worker writes what all adopt depends on time."""
+    case, holder = Case("replica"), Mock(keeps_state=True, changed=lambda: ["small"])
+    case.link.adopt = lambda digest: OTHER
+    edits = PreTrainingEdits(case.joined, holder, Mock(entries=[], tensors=[], changed=list), resumed=False)
+    case.model.get_buffer("seen").fill_(5.0)
+    edits.first_batch()
+    case.model.get_buffer("seen").fill_(6.0)
+    edits.see_to()
+    assert holder.put.call_args.args == (OTHER, {"seen": torch.tensor(5.0)})
+
+
 @of(*KINDS)
 def test_writes_past_autograd_are_seen_as_well(case: Case) -> None:
     case.model.small.data[0] = 4.0
@@ -344,8 +358,7 @@ def test_what_the_script_wrote_can_become_the_first_version_of_all(case: Case) -
     with torch.no_grad():
         case.model.small.fill_(9.0)
     case.model.unused.data = torch.full((2,), 4.0)  # in a memory of the script's
-    case.model.get_buffer("seen").fill_(6.0)
-    case.holder.put(OTHER)
+    case.holder.put(OTHER, {"seen": torch.tensor(6.0)})
     case.holder.adopt()
     assert [view[0].item() for view in case.at(OTHER)] == [9.0, 3.0, 4.0]
     if case.replica:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from paceline.errors import RunFailed
 from paceline.ipc.messages.worker import MakeStep
@@ -78,8 +79,11 @@ class Holder(ABC):
         return self._shown.changed()
 
     @abstractmethod
-    def put(self, place: int) -> None:
-        """Put what the script has made of the parameters into that place, for all workers to begin with."""
+    def put(self, place: int, buffers: Mapping[str, Tensor]) -> None:
+        """Put what the script has made of the parameters into that place, for all workers to begin with.
+
+        `buffers`, by name, go with it if each worker owns a replica.
+        """
 
     def adopt(self) -> None:
         """Show what the script has made of the parameters as the first version: all workers begin with it."""

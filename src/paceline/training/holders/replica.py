@@ -5,7 +5,7 @@ On a device the replica has a copy there, which the optimizer steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
 
@@ -74,12 +74,13 @@ class ReplicaHolder(Holder):
         return None if found is None else self.context.places.layout.moving[looked_at[found]].name
 
     @torch.no_grad()
-    def put(self, place: int) -> None:
-        """See `Holder`. Buffers are a part of the replica."""
+    def put(self, place: int, buffers: Mapping[str, Tensor]) -> None:
+        """See `Holder`."""
         area = self._area(place)
         for view, parameter in zip(area.gradients, self.context.parameters, strict=True):
             view.copy_(parameter)
-        self.context.put_buffers(area)
+        for name, buffer in area.buffers.items():
+            buffer.copy_(buffers[name])
 
     def showing_newest(self) -> AbstractContextManager[None]:
         """See `Holder`. A worker's newest version is its own replica, which is shown."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import compress
 
 import torch
+from torch import Tensor
 
 from paceline.ipc.messages.worker import SnapshotTaken
 from paceline.training.holders.holder import Holder
@@ -26,7 +27,7 @@ class StoredHolder(Holder):
         self.use(context.link.worker)
 
     @torch.no_grad()
-    def put(self, place: int) -> None:
+    def put(self, place: int, buffers: Mapping[str, Tensor]) -> None:
         """See `Holder`."""
         for view, parameter in zip(self.context.places.slot(place), self.context.parameters, strict=True):
             view.copy_(parameter)

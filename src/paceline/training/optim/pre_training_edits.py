@@ -56,6 +56,8 @@ class PreTrainingEdits:
         """The store's state of the optimizer when the script last looked at it in this step."""
         self._before_batches: list[str] | None = None
         """Parameters of the fixed part that the script had changed as it got its first batch; None: it got none."""
+        self._buffers: dict[str, Tensor] | None = None
+        """The model's buffers as it got that: the first forward changes each worker's own. None once it has stepped."""
         self._stepped = False
         """Whether the script has made a step."""
         self._devices = [tensor.device for tensor in (*context.parameters, *fixed.tensors)]
@@ -128,6 +130,8 @@ class PreTrainingEdits:
     def first_batch(self) -> None:
         """Note what was changed before the first batch: later changes are a part of training."""
         self._before_batches = self._fixed.changed()
+        if self._buffers is None:
+            self._buffers = {name: buffer.clone() for name, buffer in self._context.followed.buffers().items()}
 
     def _leave_to_script(self, names: list[str]) -> None:
         """Leave these parameters, which the optimizer lacks, to the script: a momentum encoder's, say."""
@@ -174,7 +178,7 @@ class PreTrainingEdits:
             )
         if self._own_class and not self._holder.keeps_state:
             self._refuse_changed_attributes()
-        self._stepped, self._state_shown = True, None
+        self._stepped, self._state_shown, self._buffers = True, None, None
         self._leave_state_to_store()
         return edits or ()
 
@@ -243,7 +247,7 @@ class PreTrainingEdits:
                 digest.update(octets(tensor).numpy().data)
         place = link.adopt(digest.hexdigest())
         if place is not None:  # this is the first of the workers, which all wrote the same
-            holder.put(place)
+            holder.put(place, self._context.followed.buffers() if self._buffers is None else self._buffers)
             fixed.put()
             link.say(AdoptionWritten(), b"" if holder.keeps_state else packing)
         holder.adopt()
