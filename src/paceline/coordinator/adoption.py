@@ -91,13 +91,13 @@ class Adoption:
         return self._differ(worker, min(self.pushed))
 
     def _differ(self, one: int | None, other: int) -> str:
-        how = "something else" if other in self.digests else "nothing"
-        if other in self.shown:  # in a simulation: see `Director.direct`
+        if other in self.shown:  # it is simulated, or has come while others train
             return (
                 f"the script changed the parameters or the optimizer's state between prepare() and its first step in a "
-                f"way that depends on the values before, and a simulation shows worker {other} what worker {one} has "
-                "made of them: set them to values (copy_(), fill_(), load_state_dict()), or do it before prepare()"
+                f"way that depends on the values before, and worker {other} had what worker {one} has made of them: "
+                "set them to values (copy_(), fill_(), load_state_dict()), or do it before prepare()"
             )
+        how = "something else" if other in self.digests else "nothing"
         return (
             f"worker {one} changed the parameters or the optimizer's state between prepare() and its first "
             f"step, and worker {other} changed {how}; do the same in every worker, or do it before prepare()"

@@ -374,8 +374,7 @@ def _said(settings: Settings, offer: messages.worker.Offered | None) -> dict[str
     Scripts that end before they come to `prepare` say nothing. If the run goes on, what was noted before still holds.
     """
     if offer is not None:
-        clip, evaluates = offer.clip, bool(offer.evaluates)
-        return {"code": offer.code, "buffers": offer.buffers or "mean", **clip, "evaluates": evaluates}
+        return {"code": offer.code, "buffers": offer.buffers or "mean", **offer.clip, "evaluates": offer.evaluates}
     before = {} if settings.resumed is None else tomllib.loads((settings.folder / CONFIG).read_text())
     said = "code", "buffers", *messages.worker.CLIP, "evaluates"
     return {"code": {}, "buffers": "mean", "evaluates": False} | {key: before[key] for key in said if key in before}

@@ -28,6 +28,8 @@ class Holder(ABC):
 
     keeps_state: ClassVar[bool]
     """Whether the optimizer's state is in the script's own object, rather than with the store."""
+    has_buffers: ClassVar[bool]
+    """Whether buffers go with the parameters, as a part of a replica."""
 
     def __init__(self, context: TrainingContext, push: Push, shown: ParameterViews) -> None:
         self.context = context
@@ -82,7 +84,7 @@ class Holder(ABC):
     def put(self, place: int, buffers: Mapping[str, Tensor]) -> None:
         """Put what the script has made of the parameters into that place, for all workers to begin with.
 
-        `buffers`, by name, go with it if each worker owns a replica.
+        So go `buffers`, by name, where they are a part of it.
         """
 
     def adopt(self) -> None:

@@ -30,7 +30,7 @@ class ReplicaHolder(Holder):
     A step goes from one area to another, or stays in one. Areas are numbered as `Places.push_area` numbers them.
     """
 
-    keeps_state = True
+    keeps_state = has_buffers = True
     _push: GradientPush
 
     def __init__(self, context: TrainingContext, push: GradientPush, shown: ParameterViews) -> None:

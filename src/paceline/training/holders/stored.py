@@ -22,6 +22,8 @@ from paceline.training.training_context import TrainingContext
 class StoredHolder(Holder):
     """Shows versions that lie in slots, and pushes what the store makes the next versions from."""
 
+    has_buffers = False
+
     def __init__(self, context: TrainingContext, push: Push, shown: ParameterViews) -> None:
         super().__init__(context, push, shown)
         self.use(context.link.worker)

@@ -57,7 +57,8 @@ class PreTrainingEdits:
         self._before_batches: list[str] | None = None
         """Parameters of the fixed part that the script had changed as it got its first batch; None: it got none."""
         self._buffers: dict[str, Tensor] | None = None
-        """The model's buffers as it got that: the first forward changes each worker's own. None once it has stepped."""
+        """The model's buffers as it got that, if they are adopted: the first forward changes each worker's own. None
+        once it has stepped."""
         self._stepped = False
         """Whether the script has made a step."""
         self._devices = [tensor.device for tensor in (*context.parameters, *fixed.tensors)]
@@ -130,7 +131,7 @@ class PreTrainingEdits:
     def first_batch(self) -> None:
         """Note what was changed before the first batch: later changes are a part of training."""
         self._before_batches = self._fixed.changed()
-        if self._buffers is None:
+        if self._holder.has_buffers and self._buffers is None:
             self._buffers = {name: buffer.clone() for name, buffer in self._context.followed.buffers().items()}
 
     def _leave_to_script(self, names: list[str]) -> None:
