@@ -6,6 +6,7 @@ It touches no tensor, and waits only for its loop. It reads no clock and opens n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast, get_args
 
 from paceline.coordinator.host_events import note
 from paceline.coordinator.ledger_backpressure import PAUSE, LedgerBackpressure
@@ -30,12 +31,14 @@ from paceline.core.orders import (
     StepReplica,
     SwitchProtocol,
 )
+from paceline.errors import ConfigError
 from paceline.host.contract import called
 from paceline.host.events import HostEvent, Prepared, StandInsCame, WorkerEnded, WorkerSaid
 from paceline.ipc import messages
 from paceline.ipc.processes import exit_phrase
 from paceline.job.interrupts import without_handler
 
+_FACTS = frozenset(get_args(Fact))
 GRACE_FOR_PARSERS = 10.0  # seconds that the others have to come to the same --help: only worker 0's is shown
 
 
@@ -209,6 +212,9 @@ class Coordinator:
     # --- what hosts report, and workers say ---------------------------------------------------------
 
     def _hear_host(self, event: HostEvent) -> None:
+        if type(event) in _FACTS:  # each step brings several
+            self.run_state.happened.append(cast(Fact, event))
+            return
         match event:
             case WorkerSaid(worker=worker, message=messages.Message() as message):
                 self._hear(worker, message)
@@ -225,8 +231,10 @@ class Coordinator:
     def _hear(self, worker: int, message: messages.Message) -> None:
         member = self.run_state.members[worker]
         member.heard = self.run_state.loop.now()
-        with self.run_state.shutdown.refusals():
+        try:  # each batch and each step comes by here, and `refusals` costs ten calls
             self._take_up(member, message)
+        except ConfigError as refused:
+            self.run_state.shutdown.refuse(str(refused))
 
     def _take_up(self, member: Member, message: messages.Message) -> None:
         run_state, worker = self.run_state, member.worker

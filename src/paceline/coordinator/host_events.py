@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast, get_args
-
 from paceline.coordinator.run_state import RunState
 from paceline.coordinator.versions import Means, StoredVersions
-from paceline.core.facts import Fact
 from paceline.core.phrases import listed
 from paceline.host.events import (
     AwaitsPlace,
@@ -33,15 +30,10 @@ from paceline.host.events import (
 from paceline.ipc import messages
 from paceline.records.times import FetchTimes
 
-_FACTS = frozenset(get_args(Fact))
-
 
 def note(run_state: RunState, event: HostEvent) -> None:
     """Tell those of the run's parts that keep it."""
     members, ledger = run_state.members, run_state.journal.ledger
-    if type(event) in _FACTS:  # each step brings several
-        run_state.happened.append(cast(Fact, event))
-        return
     match event:
         case AwaitsVersion(worker=worker):
             if members[worker].waits is None:  # otherwise it was held, which says more

@@ -85,6 +85,9 @@ class Returns:
         updates take all of its places begins once one is free. Else a round with such an update would wait for the
         worker, and the worker for a place.
         """
+        if not self._due:
+            self._alone_since = None
+            return []
         due, self._due = [member for member in self._due if member.comes_back], []
         why = dict[int, str]()
         for member in due:

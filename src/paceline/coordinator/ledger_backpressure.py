@@ -24,8 +24,11 @@ class LedgerBackpressure:
     def behind(self) -> bool:
         """Whether the run is to wait for the disk. This is said once in a run."""
         behind = self._ledger.behind
-        self.busy_with = "the disk is slower than the ledger" if behind else None
-        if behind and not self._said:
+        if not behind:
+            self.busy_with = None
+            return False
+        self.busy_with = "the disk is slower than the ledger"
+        if not self._said:
             self._said = True
             self._say(f"the disk is slower than the run: waiting for it, with {behind:,} records still to be written")
-        return bool(behind)
+        return True

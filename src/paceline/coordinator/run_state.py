@@ -24,7 +24,7 @@ from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.snapshots import Snapshots
 from paceline.coordinator.step_timing import StepTiming
 from paceline.coordinator.versions import Means, StoredVersions
-from paceline.core.facts import Fact
+from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.host.cluster import Cluster
 from paceline.host.evaluator import Evaluator
 from paceline.host.memory_plan import plan
@@ -40,6 +40,10 @@ from paceline.scenario.links import ClusterLinks
 if TYPE_CHECKING:
     from paceline.coordinator.host_registry import HostRegistry
     from paceline.host.remote_host import RemoteHost
+
+
+MOVES = frozenset({ParametersTaken, UpdateArrived})
+"""Facts of what has moved."""
 
 
 class RunState:
@@ -69,7 +73,7 @@ class RunState:
         self.output = output
         self.loop = loop
         self.policy = policy
-        self.clock = RunClock(policy.now)
+        self.clock = RunClock(policy.clock or policy.now)
         self.happened = deque[Fact]()
         """Facts that the machine was not told yet."""
         self.inbox = Inbox(loop)
@@ -130,8 +134,11 @@ class RunState:
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now: whatever depends on the order of the facts takes note of it."""
-        follow = self.data, self.snapshots, self.edits, self.plateaus, self.versions, self.joining, self.agreeing
-        for part in (self.cluster, *follow, self.adopting):
+        self.cluster.tell(fact)
+        self.snapshots.tell(fact)
+        if type(fact) in MOVES:  # each step brings several, and no other part looks at them
+            return
+        for part in (self.data, self.edits, self.plateaus, self.versions, self.joining, self.agreeing, self.adopting):
             part.tell(fact)
 
     def resume(self, state: SnapshotState, before: Before) -> None:

@@ -419,7 +419,8 @@ class Cluster:
                     raise TypeError(f"{type(order).__name__} is not about items")
         finally:
             self._at = None
-        self.others.carry_out(order)
+        if self.carrier is not None:  # else there are no other hosts
+            self.others.carry_out(order)
 
     def _at_workers_host(self, order: Release | StartPull | StartPush) -> None:
         """Have the worker's host do its part. Another host than the head's hears of it after this."""
@@ -442,7 +443,8 @@ class Cluster:
                 self.averages.failed(group)
             case ReplicaCopied(worker=worker):
                 self.joins.copied(worker)
-        self.others.tell(fact)
+        if self.carrier is not None:
+            self.others.tell(fact)
 
     def edit(self, number: int, file: str) -> None:
         """Write that change of the model's structure to the file, as a worker tells it: `messages.worker.Edited`."""
@@ -750,7 +752,8 @@ class Cluster:
             self.streaming.whole(message.version)
             version = self.commits.made(at)
             self._at = None
-            self.others.made(version)
+            if self.carrier is not None:
+                self.others.made(version)
         return True
 
     # --- replicas -----------------------------------------------------------------------------------

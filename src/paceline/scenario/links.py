@@ -171,6 +171,8 @@ class Fluid(Generic[What]):
 
         Flows come in the order of their ends, and of their beginnings where they end at the same instant.
         """
+        if not self.under_way:
+            return None
         end = self._end()
         while (leaving := self._leaving()) <= min(until, end) and leaving < math.inf:
             self._leave(leaving)
