@@ -10,16 +10,21 @@ dials again as hosts do. A host that has been there comes back in the same way. 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import re
 import resource
+import selectors
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,9 +38,15 @@ from paceline.net.handshake import Keys, dial
 from paceline.net.listener import HostListener
 from paceline.net.token import Token, write
 from paceline.runs.join import answers
-from support.floods import ELSEWHERE, HERE, KINDS, far_from, flood
+from support.floods import KINDS, Manners
+from support.throttle import Throttle
 
 TOKEN = Token(bytes(32))
+HERE = ("127.0.0.1",)
+ELSEWHERE = tuple(f"127.0.1.{last}" for last in range(1, 5))
+"""Addresses of loopback where nobody else is."""
+MOST = 1500
+"""Connections that a flood keeps. It closes the oldest for another one."""
 WITHIN = 2.0
 SCRIPT = """
 import torch, paceline
@@ -52,6 +63,82 @@ for epoch in paceline.epochs(EPOCHS):
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 """
+
+
+@contextmanager
+def flood(address: tcp.Address, kind: str, rate: float, sources: tuple[str, ...] = HERE) -> Iterator[None]:
+    """Have so many strangers a second dial that port from these addresses, in a process of their own."""
+    process = get_context("spawn").Process(target=_flood, args=(address, KINDS[kind], rate, sources), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        assert process.is_alive(), "the flood has gone on"
+        process.kill()
+        process.join()
+
+
+def _flood(address: tcp.Address, manners: Manners, rate: float, sources: tuple[str, ...]) -> None:
+    selector = selectors.DefaultSelector()
+    ends: deque[socket.socket] = deque()
+    left: dict[socket.socket, bytes] = {}
+    began, opened, bytewise_at = time.monotonic(), 0, 0.0
+
+    def close(end: socket.socket) -> None:
+        if end.fileno() >= 0:
+            selector.unregister(end)
+            left.pop(end, None)
+            end.close()
+
+    def dials(source: str) -> None:
+        end = socket.socket()
+        end.setblocking(False)
+        end.bind((source, 0))
+        if end.connect_ex(address) not in (0, errno.EINPROGRESS):
+            end.close()
+            return
+        ends.append(end)
+        selector.register(end, selectors.EVENT_WRITE, False)
+        if len(ends) > MOST:
+            close(ends.popleft())
+
+    while True:
+        while opened < (time.monotonic() - began) * rate:
+            dials(sources[opened % len(sources)])
+            opened += 1
+        for key, _ in selector.select(0.5 / rate):
+            end: socket.socket = key.fileobj  # type: ignore[assignment]
+            try:
+                if not key.data and manners.leaves:
+                    close(end)
+                elif not key.data:  # it is connected
+                    if manners.slowly:
+                        left[end] = manners.first
+                    else:
+                        end.send(manners.first)
+                    selector.modify(end, selectors.EVENT_READ, True)
+                elif end.recv(1 << 16):
+                    end.send(manners.answers)
+                else:
+                    close(end)
+            except OSError:
+                close(end)
+        if manners.slowly and time.monotonic() >= bytewise_at:
+            bytewise_at = time.monotonic() + 1.0
+            for end, data in list(left.items()):
+                with suppress(OSError):
+                    end.send(data[:1])
+                left[end] = data[1:]
+
+
+@contextmanager
+def far_from(target: tcp.Address, delay: float = 0.025, source: str = "127.0.0.1") -> Iterator[tcp.Address]:
+    """Return where to dial, so that bytes take so long each way. The connection comes from that address."""
+    link = Throttle(target, delay=delay, source=source)
+    try:
+        yield link.address
+    finally:
+        link.close()
 
 
 def serve(said: Any) -> None:

@@ -17,7 +17,7 @@ from paceline.net import listener, tcp
 from paceline.net.handshake import FRAME, PROTOCOL, Handshake, Kind, NotOpened, dials
 from paceline.net.listener import MOST_STRANGERS, goes, network
 from support.clusters import KEYS, tls_keys
-from support.floods import KINDS, Manners, far_from, flood
+from support.floods import KINDS, Manners
 from support.lobby import OTHER_KEYS, PATIENCE, Dialler, Lobby, answer, frame, has_ended
 from support.processes import descriptors
 
@@ -399,21 +399,6 @@ def test_no_stranger_begins_a_handshake_of_tls(kind: str) -> None:
         lobby.until(lambda: all(has_ended(end) for end in ends))
     one.end.close()
     lobby.close()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_host_far_away_is_let_in_at_once_beside_a_flood(kind: str, source: str, encrypted: Lobby) -> None:
-    with far_from(encrypted.door.address, source=source) as address, flood(encrypted.door.address, kind, 200):
-        began = encrypted.loop.now()
-        encrypted.until(lambda: encrypted.loop.now() > began + 3)
-        for _ in range(5):
-            one, began = encrypted.dial(address=address), encrypted.loop.now()
-            encrypted.until(lambda: one.end or one.failed)  # noqa: B023 - it is called here
-            assert not one.failed
-            assert encrypted.loop.now() < began + 2
-            one.end.close()
 
 
 def test_strangers_never_come_to_another_process(encrypted: Lobby) -> None:

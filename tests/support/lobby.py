@@ -82,17 +82,11 @@ class Lobby:
     def serve(self, purpose: str) -> None:
         self.door.serves(purpose, lambda end: self.came.append((purpose, end)))
 
-    def dial(
-        self,
-        purpose: str = "control",
-        keys: Keys | None = None,
-        buffer: int | None = None,
-        address: tcp.Address | None = None,
-    ) -> Dialler:
-        """Dial as another host does. `buffer`: bytes that wait there unread. `address`: what stands for the door's."""
+    def dial(self, purpose: str = "control", keys: Keys | None = None, buffer: int | None = None) -> Dialler:
+        """Dial as another host does. `buffer`: bytes that wait there unread."""
         one = Dialler()
         if buffer is None:
-            to = address or self.door.address, keys or self.keys, purpose, self.loop
+            to = self.door.address, keys or self.keys, purpose, self.loop
             one.opening = dial(*to, opened=one.opened, failed=one.has_failed)
         else:
             end = self.loop.dial(self.door.address)
