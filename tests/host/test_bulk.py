@@ -21,10 +21,11 @@ from paceline.net.handshake import Keys
 from paceline.net.numbered import written
 from paceline.transfer import data_connection, fetch_table
 from paceline.transfer.data_connection import PART, PURPOSE, BytesFrame, Fetch, Never
+from paceline.transfer.item_names import fields_of
+from paceline.transfer.messages import Asked, EndPeer, Meet, Peer
 from support.carriers import Two, contents, hello
 from support.clusters import EACH_KEYS
 from support.lobby import has_ended, opened
-from support.planes import meet
 from support.processes import descriptors
 
 LARGE = 5 * PART + 12_345
@@ -38,18 +39,21 @@ def keys(request: pytest.FixtureRequest) -> Keys:
 @pytest.fixture
 def two(keys: Keys) -> Iterator[Two]:
     """Two hosts that are connected."""
-    two = Two(keys=keys)
+    two = Two(keys)
     two.connect()
     yield two
     two.close()
+    assert not two.a.held
+    assert not two.b.held
 
 
 @pytest.fixture
 def apart(keys: Keys) -> Iterator[Two]:
     """Two hosts that nobody has connected."""
-    two = Two(keys=keys)
+    two = Two(keys)
     yield two
     two.close()
+    assert not two.a.held
 
 
 # --- fetches
@@ -62,7 +66,7 @@ def test_an_item_of_any_size_arrives_in_the_memory_that_is_there_for_it(two: Two
     two.until(lambda: got.done)
     assert got.memory == contents(size)
     two.until(lambda: not two.a.held)
-    assert two.a.asked == [Version(7)]
+    assert [one.named.item for one in two.a.heard(Asked)] == [fields_of(Version(7))]
     assert got.done == 1
     assert not got.lost
     assert not two.lines
@@ -70,8 +74,7 @@ def test_an_item_of_any_size_arrives_in_the_memory_that_is_there_for_it(two: Two
 
 def test_what_is_served_stays_held_until_its_last_byte_is_sent(two: Two) -> None:
     two.a.has[Version(1)] = contents(LARGE)
-    assert two.a.bulk._connection is not None
-    two.a.bulk._connection.stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    two.a.connection.stream._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     got = two.b.fetch(Version(1), LARGE)
     two.until(lambda: two.a.held)
     while two.a.held:
@@ -85,7 +88,7 @@ def test_one_connection_is_read_a_piece_at_a_time(apart: Two, monkeypatch: pytes
     monkeypatch.setattr(data_connection, "AT_ONCE", 10_000)
     got = apart.a.fetch(Version(1), 100_000)
     end = raw(apart, written(hello("b", 3)))
-    apart.until(lambda: apart.a.connected)
+    apart.until(lambda: apart.a.connection)
     end.send(written(BytesFrame(1, 100_000)) + contents(100_000))
     turns = 0
     while not got.done:
@@ -96,20 +99,11 @@ def test_one_connection_is_read_a_piece_at_a_time(apart: Two, monkeypatch: pytes
     end.close()
 
 
-def test_an_item_of_another_size_is_lost_and_nothing_is_written(two: Two) -> None:
-    two.a.has[Version(1)] = contents(12)
-    got = two.b.fetch(Version(1), 16)
-    two.until(lambda: got.lost)
-    assert got.lost == ["Version(version=1, kind='version') has 12 bytes here, and 16 were asked for"]
-    assert got.memory == bytes(16)
-    assert two.b.connected
-
-
 def test_a_fetch_of_another_incarnation_is_refused(apart: Two) -> None:
     apart.a.has[Version(1)] = contents(10)
     end = raw(apart, written(hello("b", 3)) + written(Fetch(1, 0, 2, tuple(Version(1)), 0, 10)))
     assert answers(apart, end, 2)[1:] == [Never(1, "incarnation 2 has ended")]
-    assert not apart.a.asked
+    assert not apart.a.heard(Asked)
     end.close()
 
 
@@ -122,9 +116,9 @@ def test_fetches_under_way_go_on_after_a_reconnect(two: Two) -> None:
     got, waits, short = two.b.fetch(Version(1), LARGE), two.b.fetch(Version(2), 10), two.b.fetch(Version(3), 10)
     update = two.a.fetch(Update(0, 1), LARGE)
     two.until(lambda: any(got.memory))
-    before = two.b.bulk._connection
+    before = two.b.connection
     two.cut()
-    two.until(lambda: two.b.connected and two.b.bulk._connection is not before)
+    two.until(lambda: two.b.connection and two.b.connection is not before)
     two.until(lambda: got.done and short.done and update.done)
     assert (got.memory, short.memory, update.memory) == (contents(LARGE), contents(10, 5), contents(LARGE, 9))
     two.a.make(Version(2), contents(10))
@@ -138,20 +132,20 @@ def test_a_connection_that_has_sent_as_much_as_a_key_is_good_for_is_renewed(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_connection, "MOST_SENT", 2 * PART)
-    first = two.a.bulk._connection
+    first = two.a.connection
     two.a.has[Version(1)] = contents(LARGE)
     got = two.b.fetch(Version(1), LARGE)
     two.until(lambda: got.done)
     assert got.memory == contents(LARGE)
     assert got.done == 1
-    assert two.a.bulk._connection is not first
+    assert two.a.connection is not first
     assert not two.lines
 
 
 def test_a_connection_that_a_newer_one_replaces_is_closed(two: Two) -> None:
-    first = two.a.bulk._connection
+    first = two.a.connection
     two.dial()
-    two.until(lambda: two.a.bulk._connection is not first and two.a.connected and two.b.connected)
+    two.until(lambda: two.a.connection is not first and two.a.connection and two.b.connection)
     assert first is not None
     assert first.stream.closed
     two.a.has[Version(1)] = contents(10)
@@ -167,7 +161,7 @@ def test_closing_leaves_no_socket() -> None:
     stranger = socket.create_connection(two.door.address)
     two.until(lambda: two.door._waiting)
     known = raw(two, b"")
-    two.until(lambda: two.port._strangers)
+    two.until(lambda: two.a.mover._port._strangers)
     stranger.close()
     known.close()
     two.close()
@@ -209,7 +203,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
 def test_garbage_and_who_may_not_dial_are_closed_with_one_line(two: Two, said: bytes) -> None:
-    connection = two.a.bulk._connection
+    connection = two.a.connection
     end = raw(two, said)
     two.until(lambda: has_ended(end))
     (line,) = two.lines
@@ -218,7 +212,7 @@ def test_garbage_and_who_may_not_dial_are_closed_with_one_line(two: Two, said: b
     two.a.has[Version(1)] = contents(10)
     got = two.b.fetch(Version(1), 10)
     two.until(lambda: got.done)
-    assert two.a.bulk._connection is connection
+    assert two.a.connection is connection
     end.close()
 
 
@@ -247,7 +241,7 @@ def test_a_host_that_says_what_it_may_not_is_closed_with_one_line(
     apart.until(lambda: has_ended(end))
     (line,) = apart.lines
     assert line.startswith("data connection to host b closed: ")
-    assert not apart.a.connected
+    assert not apart.a.connection
     end.close()
 
 
@@ -273,30 +267,28 @@ def test_a_host_whose_hello_is_refused_shows_why_and_dials_again(apart: Two, sai
     apart.until(lambda: len(apart.lines) >= 4)
     assert set(apart.lines) == {f"connection refused: {why}", f"no data connection to host a: {why}"}
     if said.run == b"run":
-        apart.port.expect(meet(apart.a.carrier, "b", 2))
-        apart.until(lambda: apart.b.connected)
+        apart.a.meets("b", 2)
+        apart.until(lambda: apart.b.connection)
 
 
 def test_a_host_speaks_with_no_one_but_the_host_that_it_wants(apart: Two) -> None:
-    apart.dial(bulk=meet(apart.b.carrier, "a", 2))
+    apart.b.plane.tell(Meet(Peer("a", 2)))
+    apart.dial(to=Peer("a", 2))
     apart.until(lambda: apart.lines)
     assert apart.lines == ["no data connection to host a: incarnation 1 of host a answers for 2 of a"]
-    assert not apart.b.connected
+    assert not apart.b.connection
 
 
 def test_a_peer_that_does_not_read_holds_up_neither_the_loop_nor_others(apart: Two) -> None:
     apart.a.has = {Version(number): contents(LARGE) for number in range(5)}
     apart.dial()
-    deaf = meet(apart.a.carrier, "deaf", 9)
-    apart.port.expect(deaf)
+    deaf = apart.a.meets("deaf", 9)
     asks = [written(Fetch(number, 0, 1, (number, "version"), 0, LARGE)) for number in range(5)]
     end = raw(apart, written(hello("deaf", 9)) + b"".join(asks), buffer=4096)
     apart.until(lambda: len(apart.a.held) == 5)
     got = apart.b.fetch(Version(0), LARGE)
     apart.until(lambda: got.done)
-    deaf_connection = deaf._connection
-    assert deaf_connection is not None
-    assert deaf_connection.stream._waiting_bytes <= PART + 100
-    apart.a.carrier.ended("deaf", "silent")
+    assert apart.a.plane.exchanges[deaf]._connection.stream._waiting_bytes <= PART + 100
+    apart.a.plane.tell(EndPeer(deaf, "silent"))
     apart.until(lambda: not apart.a.held)
     end.close()

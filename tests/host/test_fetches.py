@@ -9,7 +9,7 @@ import itertools
 import random
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -26,8 +26,9 @@ from paceline.transfer.byte_ranges import ByteRanges
 from paceline.transfer.data_plane import DataPlane, Hear
 from paceline.transfer.fetch_table import Ask, CancelRequest, FetchTable, Say, ServeTable, Stop
 from paceline.transfer.fetcher import Called, Fetcher, RemoteFetcher, ShapedFetcher
+from paceline.transfer.item_names import fields_of
 from paceline.transfer.manager import TransferManager
-from paceline.transfer.messages import Asked, Brought, Connected, Lost, Named, Peer, Range, Released, Settled
+from paceline.transfer.messages import Asked, Brought, Connected, Lost, Named, Peer, Range, Refuse, Released, Settled
 from support.planes import plane_of
 
 B, B2, C = Peer("b", 1), Peer("b", 2), Peer("c", 1)
@@ -356,8 +357,8 @@ class Late(Case):
         self.tell(Connected(OTHER))
 
     def _plane(self, hear: Hear) -> Mock:
-        self.tell = hear
-        return Mock()
+        self.tell, self.plane = hear, Mock()
+        return self.plane
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
@@ -395,6 +396,13 @@ def test_an_item_of_a_host_that_has_ended_may_be_fetched_from_another_one_at_onc
     for told in (Lost(0, "silent"), Settled(0), Brought(1, other, 8, True)):
         case.tell(told)
     case.arrived.assert_called_once_with()
+
+
+def test_an_item_of_another_size_than_is_asked_for_is_refused() -> None:
+    case = Late()
+    case.items.look.return_value, case.items.view.return_value = "here", Span(memoryview(bytearray(8)))
+    case.tell(Asked(0, Named(0, fields_of(ITEM)), 0, 16))
+    assert case.plane.tell.call_args == call(Refuse(0, f"{ITEM} has 8 bytes here, and 16 were asked for"))
 
 
 # --- the contract of fetchers: each item that is fetched is there once, and none for a worker that has gone

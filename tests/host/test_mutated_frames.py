@@ -26,7 +26,6 @@ from paceline.transfer.data_connection import BytesFrame, Cancel, Fetch, Never
 from support.carriers import Two, contents, hello
 from support.clusters import EACH_KEYS, Cluster, Told
 from support.lobby import opened
-from support.planes import meet
 from support.processes import descriptors
 
 MOST_MORE = 48 << 20
@@ -158,10 +157,9 @@ def test_mutated_frames_of_data_end_their_own_connection_at_most(keys: str, seed
     two, rng = Two(keys=EACH_KEYS[keys]()), random.Random(f"data {keys} {seed}")
     two.connect()
     two.a.has[Version(1)] = contents(10)
-    two.port.expect(meet(two.a.carrier, "fuzz", 1))
-    two.a.hosts = {Version(number): [("fuzz", 0, 10)] for number in range(100, 103)}
-    for item in two.a.hosts:
-        two.a.fetch(item, 10)  # which it is asked for over every connection, and may answer
+    fuzz = two.a.meets("fuzz", 1)
+    for number in range(100, 103):
+        two.a.fetch(Version(number), 10, fuzz)  # which it is asked for over every connection, and may answer
 
     def alive() -> None:
         got = two.b.fetch(Version(1), 10)

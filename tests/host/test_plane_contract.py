@@ -11,32 +11,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from paceline.core.items import Item, Version
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import OpenFile, Region, Span
-from paceline.net import tcp
-from paceline.net.listener import HostListener
 from paceline.transfer import data_connection
 from paceline.transfer.data_connection import PART, PeerExchange
 from paceline.transfer.io_process import Pong
 from paceline.transfer.item_names import fields_of
 from paceline.transfer.messages import (
     Asked,
-    BeginSegment,
     Brought,
     Came,
-    Connected,
     Disconnected,
     DropWant,
-    Event,
     Lost,
-    Meet,
     Named,
-    Peer,
     Range,
     Refuse,
     Released,
@@ -44,31 +37,22 @@ from paceline.transfer.messages import (
     Settled,
     Want,
 )
-from paceline.transfer.movers import BEATS, DIED, SILENT, InLoop, InProcess, Mover, forked_mover
-from support.carriers import contents, hello
+from paceline.transfer.movers import BEATS, DIED, SILENT, InProcess, Mover, forked_mover
+from support import carriers
+from support.carriers import contents
 from support.clusters import KEYS, PATIENCE
 
 SIZE = 2 * PART + 321
 ITEM, OTHER = Version(1), Version(2)
 
 
-Told = TypeVar("Told", bound=Event)
-
-
-class Side:
-    """One host. It keeps what its plane tells, in order."""
-
-    def __init__(self, other: str, mover: Mover) -> None:
-        self.peer, self.mover = Peer(other, 1), mover
-        self.told: list[Event] = []
-        self.begins()
+class Side(carriers.Side):
+    """With memory for two items, which a process can have too."""
 
     def begins(self) -> None:
         """An incarnation of the host begins."""
         self.memory = Region.create(2 * SIZE)
-        self.plane = self.mover.plane(self.told.append)
-        self.plane.tell(Meet(self.peer))
-        self.plane.tell(BeginSegment(0))
+        super().begins()
 
     def is_over(self) -> None:
         """This incarnation of the host is over."""
@@ -78,49 +62,27 @@ class Side:
     def span(self, place: int = 0) -> Span:
         return self.memory.span(place * SIZE, (place + 1) * SIZE)
 
-    def want(self, number: int, item: Item = ITEM, *, parts: bool = False, segment: int = 0, place: int = 0) -> None:
+    def want(self, number: int, item: Item = ITEM, *, parts: bool = False, place: int = 0) -> None:
         ranges = (Range(*self.peer, 0, SIZE),)
-        self.plane.tell(Want(number, Named(segment, fields_of(item)), ranges, parts), self.span(place))
-
-    def heard(self, kind: type[Told]) -> list[Told]:
-        """What the plane has told of that kind."""
-        return [one for one in self.told if isinstance(one, kind)]
+        self.plane.tell(Want(number, Named(0, fields_of(item)), ranges, parts), self.span(place))
 
 
-class Two:
-    """Host `a`, which listens, and host `b`, which dials it, in one loop."""
+class Two(carriers.Two):
+    """They are connected. What `a` is asked for, a test has it send."""
 
-    def __init__(self, makes: Callable[[Loop, list[str]], Mover]) -> None:
-        self.loop, self.lines = Loop(), list[str]()
-        self.a, self.b = (Side(other, makes(self.loop, self.lines)) for other in "ba")
-        self.door = HostListener(tcp.listen(), self.loop, KEYS, self.lines.append)
-        self.a.mover.listen(self.door, hello("a", 1), 15.0)
-        self.a.mover.expect(self.a.peer)
+    side = Side
+    a: Side
+    b: Side
+
+    def __init__(self, makes: Callable[[Loop, list[str]], Mover] | None = None) -> None:
+        super().__init__(makes=makes)
         self.connect()
-
-    def connect(self) -> None:
-        self.b.mover.dial(self.b.peer, self.door.address, hello("b", 1), 15.0)
-        self.until(lambda: self.a.heard(Connected) and self.b.heard(Connected))
-        self.a.told.clear()
-        self.b.told.clear()
-
-    def until(self, there: Callable[[], object]) -> None:
-        end = time.monotonic() + PATIENCE
-        while not there():
-            assert time.monotonic() < end, f"it never came to that: {self.a.told}, {self.b.told}, {self.lines}"
-            self.loop.wait(0.02)
 
     def is_asked(self, item: Item = ITEM) -> int:
         """Wait until `a` is asked for the item. Return by which number."""
-        asked = lambda: [one.number for one in self.a.heard(Asked) if one.named.item == item]  # noqa: E731
+        asked = lambda: [one.number for one in self.a.heard(Asked) if one.named.item == fields_of(item)]  # noqa: E731
         self.until(asked)
         return asked()[-1]
-
-    def close(self) -> None:
-        self.door.close()
-        for side in (self.a, self.b):
-            side.is_over()
-        self.loop.close()
 
 
 class Moved(Two):
@@ -165,7 +127,7 @@ def two(request: pytest.FixtureRequest) -> Iterator[Two]:
     if request.param == "in a process":
         yield request.getfixturevalue("moved")
         return
-    two = Two(lambda loop, lines: InLoop(loop, KEYS, lines.append))
+    two = Two()
     yield two
     two.close()
 

@@ -1,4 +1,7 @@
-"""Hosts that carry items to each other over real sockets on loopback, in one loop."""
+"""Hosts that carry items to each other over real sockets on loopback, in one loop.
+
+Tests tell their data planes what to do. What a host makes of its plane is in `host/test_fetches.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,38 @@ import itertools
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from paceline.core.items import Item
-from paceline.host.claims import Owner
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.net import tcp
 from paceline.net.control import Hello
 from paceline.net.handshake import Keys
 from paceline.net.listener import HostListener
-from paceline.records.times import FetchTimes
-from paceline.transfer.data_connection import Dialler, PeerExchange, Port
-from paceline.transfer.fetch_table import Where
-from paceline.transfer.manager import TransferManager
-from support.clusters import KEYS
-from support.planes import meet
+from paceline.transfer.item_names import fields_of
+from paceline.transfer.messages import (
+    Asked,
+    BeginSegment,
+    Brought,
+    Connected,
+    Event,
+    Lost,
+    Meet,
+    Named,
+    Peer,
+    Range,
+    Released,
+    Send,
+    Want,
+)
+from paceline.transfer.movers import InLoop, Mover
+from support.clusters import KEYS, PATIENCE
 
-PATIENCE = 30.0
-"""Seconds after which a test that waits has failed."""
+Told = TypeVar("Told", bound=Event)
 NUMBERS = itertools.count()
+HEAD, OTHER = Peer("a", 1), Peer("b", 3)
 
 
 def hello(host: str, incarnation: int, run: bytes = b"run") -> Hello:
@@ -35,164 +51,129 @@ def contents(size: int, seed: int = 0) -> bytearray:
     return bytearray((bytes(range(seed, 251)) * (size // (251 - seed) + 1))[:size])
 
 
+@dataclass(frozen=True)
 class Got:
-    """A fetch: its memory, and what was told of it."""
+    """What a host wants: its memory, and what its plane has told of it."""
 
-    def __init__(self, item: Item, owner: Owner, memory: bytearray) -> None:
-        self.item = item
-        self.owner = owner
-        self.memory = memory
-        self.waits = True
-        self.done = 0
-        self.lost: list[str] = []
+    side: Side
+    number: int
+    memory: bytearray
 
-    def is_done(self) -> None:
-        self.waits = False
-        self.done += 1
+    @property
+    def done(self) -> int:
+        return sum(one.number == self.number and one.whole for one in self.side.heard(Brought))
 
-    def is_lost(self, why: str) -> None:
-        self.waits = False
-        self.lost.append(why)
+    @property
+    def lost(self) -> list[str]:
+        return [one.why for one in self.side.heard(Lost) if one.number == self.number]
 
 
 class Side:
-    """One host: what it has, what was asked of it, and what comes."""
+    """One host. It keeps what its plane tells, in order, and sends what it has once that is asked for."""
 
-    def __init__(self, other: str, incarnation: int) -> None:
-        self.other = other
+    def __init__(self, peer: Peer, mover: Mover) -> None:
+        self.peer, self.mover = peer, mover
         self.has: dict[Item, bytearray] = {}
-        self.gone: set[Item] = set()
-        self.asked: list[Item] = []
-        """What was claimed for others, ever."""
-        self.held: dict[Owner, Item] = {}
-        """What is claimed for others."""
-        self.gots: list[Got] = []
-        self.places: list[Item] = []
-        """What has a place."""
-        self.hosts: dict[Item, list[tuple[str, int, int]]] = {}
-        """By item: who has it, if that is not the other host alone."""
-        self.fetches: list[FetchTimes] = []
-        """What has come."""
-        self.carrier = TransferManager("here", time.monotonic)
-        self.carrier.begins(0, self)
-        self.bulk = meet(self.carrier, other, incarnation)
+        self.told: list[Event] = []
+        self.begins()
 
-    @property
-    def connected(self) -> bool:
-        return self.bulk.connected
+    def begins(self) -> None:
+        """An incarnation of the host begins."""
+        self.held: dict[int, Asked] = {}
+        """What others have asked for, and is not released."""
+        self.plane: Any = self.mover.plane(self._hear)
+        self.plane.tell(Meet(self.peer))
+        self.plane.tell(BeginSegment(0))
 
-    # --- what the test has it do
+    def is_over(self) -> None:
+        """This incarnation of the host is over."""
+        self.plane.close()
+        self.mover.close(lambda: None)
 
-    def make(self, item: Item, data: bytearray) -> None:
-        self.has[item] = data
-        self.carrier.made(item)
+    def meets(self, host: str, incarnation: int) -> Peer:
+        """Another host takes part, which may dial if this one listens."""
+        self.plane.tell(Meet(peer := Peer(host, incarnation)))
+        self.mover.expect(peer)
+        return peer
 
-    def fetch(self, item: Item, size: int) -> Got:
-        memory = bytearray(size) if (under_way := self.under_way(item)) is None else under_way.memory
-        got = Got(item, ("step", next(NUMBERS)), memory)
-        self.gots.append(got)
-        self.carrier.fetch(item, got.owner, got.is_done, got.is_lost)
+    def fetch(self, item: Item, size: int, of: Peer | None = None) -> Got:
+        """Want all bytes of an item, which the other host has."""
+        got = Got(self, next(NUMBERS), bytearray(size))
+        ranges = (Range(*(of or self.peer), 0, size),)
+        self.plane.tell(Want(got.number, Named(0, fields_of(item)), ranges, False), Span(memoryview(got.memory)))
         return got
 
-    def cancel(self, got: Got) -> None:
-        got.waits = False
-        self.carrier.cancel(got.owner)
+    def make(self, item: Item, data: bytearray) -> None:
+        """It has the item now, and sends it to those who have asked."""
+        self.has[item] = data
+        for asked in self.held.values():
+            self._send(asked)
 
-    def under_way(self, item: Item) -> Got | None:
-        return next((got for got in self.gots if got.item == item and got.waits), None)
+    def heard(self, kind: type[Told]) -> list[Told]:
+        """What the plane has told of that kind."""
+        return [one for one in self.told if isinstance(one, kind)]
 
-    def coming(self, item: Item) -> bytearray:
-        """The memory of an item that is fetched."""
-        got = self.under_way(item)
-        assert got is not None
-        return got.memory
+    @property
+    def connection(self) -> Any:
+        """That with the other host. None: there is none."""
+        return self.plane.exchanges[self.peer]._connection
 
-    # --- its items
+    def _hear(self, event: Event) -> None:
+        self.told.append(event)
+        if isinstance(event, Asked):
+            self.held[event.number] = event
+            self._send(event)
+        elif isinstance(event, Released):
+            del self.held[event.number]
 
-    def ranges(self, item: Item) -> list[tuple[str, int, int]]:
-        return self.hosts.get(item) or [(self.other, 0, len(self.coming(item)))]
-
-    def lay(self, item: Item, number: int) -> Span:
-        assert item not in self.places
-        self.places.append(item)
-        return Span(memoryview(self.coming(item)))
-
-    def free(self, item: Item, whole: bool) -> None:
-        self.places.remove(item)
-
-    def settled(self, number: int) -> None:
-        pass
-
-    def fetched(self, fetch: FetchTimes) -> None:
-        self.fetches.append(fetch)
-
-    def look(self, item: Item, begin: int, end: int) -> Where:
-        return "here" if item in self.has else "gone" if item in self.gone else "coming"
-
-    def claim(self, item: Item, owner: Owner) -> None:
-        self.asked.append(item)
-        self.held[owner] = item
-
-    def release(self, item: Item, owner: Owner) -> None:
-        assert self.held.pop(owner) == item
-
-    def view(self, item: Item) -> Span:
-        assert item in self.held.values(), "it might change"
-        return Span(memoryview(self.has[item]))
+    def _send(self, asked: Asked) -> None:
+        for item, data in self.has.items():
+            if fields_of(item) == asked.named.item:
+                self.plane.tell(Send(asked.number), Span(memoryview(data)[asked.begin : asked.end]))
 
 
 class Two:
     """The head `a`, which listens, and host `b`, which dials it, in one loop."""
 
-    def __init__(self, keys: Keys = KEYS) -> None:
-        self.loop = Loop()
-        self.keys = keys
-        self.a, self.b = Side("b", 3), Side("a", 1)
-        self.lines: list[str] = []
-        self.listen(tcp.listen())
-        self.diallers: list[Dialler] = []
+    side: type[Side] = Side
 
-    def listen(self, listener: socket.socket) -> None:
-        self.door = HostListener(listener, self.loop, self.keys, self.lines.append)
-        self.port = Port(self.door, self.loop, hello("a", 1), self.lines.append)
-        self.port.expect(self.a.bulk)
+    def __init__(self, keys: Keys = KEYS, makes: Callable[[Loop, list[str]], Mover] | None = None) -> None:
+        """`makes`: what moves a host's bytes. None: the loop does."""
+        self.loop, self.keys, self.lines = Loop(), keys, list[str]()
+        movers = [
+            InLoop(self.loop, keys, self.lines.append) if makes is None else makes(self.loop, self.lines)
+            for _ in range(2)
+        ]
+        self.a, self.b = (self.side(peer, mover) for peer, mover in zip((OTHER, HEAD), movers, strict=True))
+        self.door = HostListener(tcp.listen(), self.loop, keys, self.lines.append)
+        self.a.mover.listen(self.door, hello(*HEAD), 15.0)
+        self.a.mover.expect(OTHER)
 
-    def dial(
-        self,
-        said: Hello | None = None,
-        bulk: PeerExchange | None = None,
-        address: tcp.Address | None = None,
-        keys: Keys | None = None,
-    ) -> Dialler:
-        to = bulk or self.b.bulk, address or self.door.address, keys or self.keys
-        dialler = Dialler(*to, self.loop, said or hello("b", 3), self.lines.append)
-        self.diallers.append(dialler)
-        return dialler
+    def dial(self, said: Hello | None = None, to: Peer = HEAD) -> None:
+        """Have `b` dial."""
+        self.b.mover.dial(to, self.door.address, said or hello(*OTHER), 15.0)
 
     def until(self, there: Callable[[], object]) -> None:
         """Let the loop go round until that is so."""
         end = time.monotonic() + PATIENCE
         while not there():
-            assert time.monotonic() < end, "it never came to that"
+            assert time.monotonic() < end, f"it never came to that: {self.a.told}, {self.b.told}, {self.lines}"
             self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
 
     def connect(self) -> None:
+        """Have them connected, as if nothing had been told before."""
         self.dial()
-        self.until(lambda: self.a.connected and self.b.connected)
+        self.until(lambda: self.a.heard(Connected) and self.b.heard(Connected))
+        self.a.told.clear()
+        self.b.told.clear()
 
     def cut(self) -> None:
         """The connection breaks, as far as both ends can tell."""
-        connection = self.b.bulk._connection
-        assert connection is not None
-        connection.stream._end.shutdown(socket.SHUT_RDWR)
+        self.b.connection.stream._end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Leave nothing."""
         self.door.close()
-        self.port.close()
-        for dialler in self.diallers:
-            dialler.close()
         for side in (self.a, self.b):
-            side.carrier.close()
-            assert not side.held
+            side.is_over()
         self.loop.close()
