@@ -7,10 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from paceline.core.facts import ReduceFailed, ReduceFinished
+from paceline.core.facts import ParametersTaken, ReduceFailed, ReduceFinished, UpdateArrived
 from paceline.core.items import Mean, Partial
-from paceline.core.orders import Reduce, StepReplica
-from paceline.host.events import GivenUp, GroupAveraged
+from paceline.core.orders import Reduce, Release, StartPush, StepReplica
+from paceline.host.events import GivenUp, GroupAveraged, Transferred
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging, Group, GroupShare
 from paceline.host.version_shelf import Shelf
@@ -128,13 +128,35 @@ def test_a_group_is_given_up_once_no_share_of_it_is_written_any_more() -> None:
     member.report.assert_called_once_with(GivenUp(7))
 
 
-# --- averages at a network's pace
+# --- at a network's pace
+
+NETWORK = Network(bandwidth=100.0, latency=0.125, message=100)
+"""What moves takes a second, and its latencies."""
+
+
+@pytest.mark.parametrize(("network", "takes"), [(None, 0.0), (NETWORK, 1.125)])
+def test_pulls_and_pushes_end_at_the_model_s_time_however_late_the_run_comes_to_them(
+    network: Network | None, takes: float
+) -> None:
+    one = company(1, network=network)
+    one.carry_out(Release(worker=0, step=0, version=0))
+    one.now = 5.0
+    taken = one.host.next(5.0) or one.facts.pop()
+    one.computed(0, 0)
+    one.carry_out(StartPush(worker=0, step=0))
+    one.now = 60.0
+    arrived = one.host.next(60.0) or one.facts.pop()
+    assert (taken, arrived) == (
+        ParametersTaken(worker=0, version=0, at=takes),
+        UpdateArrived(worker=0, step=0, at=5.0 + takes),
+    )
+    assert len(one.reports.of(Transferred)) == (0 if network is None else 2), "each is noted, where they are paced"
 
 
 @pytest.fixture
 def paced() -> Groups:
     """Averages of two take 0.25 s of latencies, and 100 bytes at 100 a second."""
-    return three(stepped=True, network=Network(bandwidth=100.0, latency=0.125, message=100))
+    return three(stepped=True, network=NETWORK)
 
 
 def test_an_average_whose_shares_are_made_sooner_ends_at_the_model_s_time_however_late_the_run_comes_to_it(
