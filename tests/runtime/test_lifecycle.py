@@ -235,6 +235,13 @@ def test_a_store_that_fails_fails_the_run(tmp_path: Path) -> None:
     assert stage.crew.take() == [(0, "StopTraining")]
 
 
+def test_a_replica_that_is_not_finite_after_a_step_ends_the_run(tmp_path: Path) -> None:
+    stage = training(Stage(tmp_path, workers=2))
+    stage.crew.hear(1, messages.worker.Stepped(3, "bias"))
+    why = 'the parameter "bias" is NaN or infinite after step 3 of worker 1'
+    assert (stage.run_state.shutdown.outcome, stage.run_state.shutdown.error) == ("diverged", why)
+
+
 # --- closing
 
 
