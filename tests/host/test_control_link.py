@@ -35,18 +35,6 @@ def cut(link: HeadLink | HostLink) -> None:
 # --- messages
 
 
-def test_messages_go_both_ways_once_and_in_order(cluster: Cluster) -> None:
-    host, at_host = cluster.host()
-    cluster.until(lambda: at_host.incarnation)
-    for value in range(2000):
-        host.send(Told(value))
-        cluster.head.link.send("b", 1, Order(value, b"x" * 5000))
-    cluster.until(lambda: len(cluster.head.values) >= 2000 and len(at_host.values) >= 2000)
-    assert cluster.head.values == at_host.values == list(range(2000))
-    assert cluster.head.heard_from == {"b"}
-    assert not cluster.head.lines
-
-
 def test_what_is_sent_before_the_loop_waits_is_written_together_but_not_kept_until_hundreds_are_there(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
