@@ -333,23 +333,12 @@ SUM = host_messages.SumUp(1, [(1, 0, 0.5), (2, 0, 0.5)], look=True)
 ForkStore = messages.worker.ForkStore
 
 
-def adds_up(
-    own: tuple[int, ...] = (1, 2),
-    of: int = 3,
-    *shards: Shard,
-    prepared: tuple[int, ...] | None = None,
-    begins: tuple[int, ...] | None = None,
-) -> OneHost:
-    """Host node-1 with workers 1 and 2, if not others, of which all begin."""
-    adder = OneHost(own, of, "bsp", prepared=prepared, offer=IN_PIECES)
-    adder.trains(own if begins is None else begins, *shards, sums=True)
-    return adder
-
-
 @pytest.fixture
 def early_adder() -> OneHost:
-    """A host whose process is still to come."""
-    return adds_up()
+    """Host node-1 with workers 1 and 2. Its process is still to come."""
+    adder = OneHost((1, 2), 3, "bsp", offer=IN_PIECES)
+    adder.trains((1, 2), sums=True)
+    return adder
 
 
 @pytest.fixture

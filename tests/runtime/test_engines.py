@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.launch.environment import placement
 from paceline.runs import engine
-from support.engines import AT_PORT, await_snapshot, free_port, jobset_at, pytorchjob_at, slurm_at
+from support.engines import AT_PORT, await_snapshot, free_port, jobset_at, pytorchjob_at, slurm_at, summary, well
 from support.launch import Launch
 from support.leftovers import Traces
 from support.nursery import Process
@@ -55,18 +54,6 @@ def both(launch: Launch, environ: Callable[[int], dict[str, str]], *words: str) 
     """The head and the other host, to their end."""
     processes = [start(launch, environ(host), *words) for host in (1, 0)]
     return [ended(process) for process in reversed(processes)]
-
-
-def summary(run: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((run / "summary.json").read_text())
-    return found
-
-
-def well(runs: list[Run]) -> str:
-    """All that they said; they have ended with 0."""
-    said = "".join(run.out + run.err for run in runs)
-    assert [run.code for run in runs] == [0, 0], said
-    return said
 
 
 def refused(launch: Launch, environ: dict[str, str], *words: str, first: str = "") -> str:

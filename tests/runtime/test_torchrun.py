@@ -22,7 +22,7 @@ from paceline.net.token import Token, write
 from paceline.records.ledger import connect
 from paceline.runs import engine
 from support import engines
-from support.engines import Torchruns, await_snapshot
+from support.engines import Torchruns, await_snapshot, summary, well
 from support.leftovers import Traces
 from support.runs import Run
 from support.scripts import that_resumes
@@ -68,18 +68,6 @@ def placed(host: int, head: str, **changed: str) -> Placement:
 def only_run(folder: Path) -> Path:
     (run,) = (path for path in (folder / "runs").iterdir() if "-aside-" not in path.name)
     return run
-
-
-def summary(run: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((run / "summary.json").read_text())
-    return found
-
-
-def well(runs: list[Run]) -> str:
-    """All that they said; they have ended with 0."""
-    said = "".join(run.out + run.err for run in runs)
-    assert [run.code for run in runs] == [0, 0], said
-    return said
 
 
 @pytest.mark.real_run

@@ -64,15 +64,11 @@ class AtHead:
         self.heard_from: set[str] = set()
         self.lines: list[str] = []
         """Without ports of diallers."""
-        self.refuses = ""
         self.answers: Callable[[str, int, Any], None] = lambda host, incarnation, message: None
 
     def came(self, connection: int, host: str) -> None:
-        if self.refuses:
-            self.link.refuse(connection, self.refuses)
-        else:
-            self.incarnations += 1
-            self.link.admit(connection, self.incarnations)
+        self.incarnations += 1
+        self.link.admit(connection, self.incarnations)
 
     def connected(self, host: str, incarnation: int) -> None:
         self.events.append(("connected", host, incarnation))
@@ -145,18 +141,12 @@ class Cluster:
         self.head.link.close()
 
     def host(
-        self,
-        name: str = "b",
-        *,
-        address: tcp.Address | None = None,
-        keys: Keys | None = None,
-        timeout: float = 15.0,
-        run: bytes = b"",
+        self, name: str = "b", *, address: tcp.Address | None = None, timeout: float = 15.0
     ) -> tuple[HostLink, AtHost]:
         """Begin a host. It has not come yet."""
         news = AtHost()
-        end = HostEnd(name, os.urandom(8), Order, timeout=timeout, run=run)
-        link = HostLink(end, address or self.door.address, keys or self.keys, self.loop, news, timeout)
+        end = HostEnd(name, os.urandom(8), Order, timeout=timeout)
+        link = HostLink(end, address or self.door.address, self.keys, self.loop, news, timeout)
         self.links.append(link)
         return link, news
 

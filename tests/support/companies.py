@@ -123,9 +123,9 @@ class Company:
         self.said_by_store(messages.store.Committed(version, 0.0, 0, None))
         return version
 
-    def pushes(self, worker: int, step: int, version: int = 0) -> None:
-        """The worker computes that step on that version, and pushes its update."""
-        self.carry_out(Release(worker=worker, step=step, version=version, parameters="held"))
+    def pushes(self, worker: int, step: int) -> None:
+        """The worker computes that step on version 0, and pushes its update."""
+        self.carry_out(Release(worker=worker, step=step, version=0, parameters="held"))
         self.computed(worker, step)
         self.carry_out(StartPush(worker=worker, step=step))
 

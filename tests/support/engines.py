@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -104,6 +105,19 @@ def jobset_at(port: int) -> Callable[[int], dict[str, str]]:
 AT_PORT = {"Slurm": slurm_at, "PyTorchJob": pytorchjob_at, "JobSet": jobset_at}
 
 
+def summary(run: Path) -> dict[str, object]:
+    """What the run in that folder came to."""
+    found: dict[str, object] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+def well(runs: list[Run]) -> str:
+    """All that the launchers of two hosts said; they have ended with 0."""
+    said = "".join(run.out + run.err for run in runs)
+    assert [run.code for run in runs] == [0, 0], said
+    return said
+
+
 def free_port() -> int:
     """A port that nobody has for now: engines say which one it is. It is one of those that a Slurm job may have."""
     first = os.getpid() * 37 % PORTS  # each process of the suite has others
@@ -120,16 +134,11 @@ class Torchruns:
         self.folder, self.traces, self.port = tmp_path, traces, free_port()
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, flags: Sequence[str], *run: str, static: bool = False, local: str = "127.0.0.1") -> None:
-        """Start both, with these flags of torchrun's, and these words of `paceline run`'s. `local`: this machine."""
-        address = f"127.0.0.1:{self.port}"
-        for host in range(2):
-            where = (
-                ["--master-addr", "127.0.0.1", "--master-port", str(self.port), "--node-rank", str(host)]
-                if static
-                else ["--rdzv-backend", "c10d", "--rdzv-endpoint", address, "--local-addr", local]
-            )
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *where]
+    def start(self, flags: Sequence[str], *run: str) -> None:
+        """Start both, with these flags of torchrun's, and these words of `paceline run`'s."""
+        meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1"]
+        for _ in range(2):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meet]
             paceline = ["--no-python", sys.executable, "-m", "paceline", "run", *run]
             self.processes.append(
                 subprocess.Popen(
@@ -145,9 +154,9 @@ class Torchruns:
                 )
             )
 
-    def run(self, flags: Sequence[str], *run: str, static: bool = False, local: str = "127.0.0.1") -> list[Run]:
+    def run(self, flags: Sequence[str], *run: str) -> list[Run]:
         """The same, to the end."""
-        self.start(flags, *run, static=static, local=local)
+        self.start(flags, *run)
         return self.ended()
 
     def launcher(self, host: int) -> int:

@@ -25,7 +25,7 @@ STORE = "the store"
 
 
 class OneHost:
-    """Host node-1 with the workers `own` of so many, of which those in `prepared`, if not all, wait in `prepare`."""
+    """Host node-1 with the workers `own` of so many, who wait in `prepare`."""
 
     def __init__(
         self,
@@ -34,7 +34,6 @@ class OneHost:
         protocol: str = "asp",
         *,
         offer: messages.worker.Offered = OFFER,
-        prepared: tuple[int, ...] | None = None,
         threads: int = 1,
     ) -> None:
         choice = choose(protocol, registry())
@@ -59,11 +58,9 @@ class OneHost:
         self.carrier.begins(0, self.host.items)
         plane_of(self.carrier).connected(HEAD)
         self.host.tell(host_messages.BeginScripts())
-        self._hear, self.gone = self.workers.open.call_args.args
+        self._hear, _ = self.workers.open.call_args.args
         for worker in own:
             self.says(worker, offer)
-            if prepared is not None and worker not in prepared:
-                self.gone(worker, 9)
 
     def trains(self, workers: tuple[int, ...], *shards: Shard, sums: bool = False) -> None:
         """The head says that these train, and which hosts make ranges of versions."""
@@ -87,13 +84,13 @@ class OneHost:
         """The worker's first step is to be on that version."""
         self.host.carry_out(Release(worker=worker, step=1, version=version))
 
-    def comes(self, request: int, count: int | None = None, peer: Peer = HEAD) -> None:
+    def comes(self, request: int, count: int | None = None) -> None:
         """So many bytes of the request come, or the rest. All are the request's number."""
-        there = plane_of(self.carrier).memory(peer, request)
+        there = plane_of(self.carrier).memory(HEAD, request)
         assert there is not None
         count = there.nbytes if count is None else count
         there.memory[:count] = bytes([request]) * count
-        plane_of(self.carrier).came(peer, request, count)
+        plane_of(self.carrier).came(HEAD, request, count)
 
     def refused(self, request: int, why: str = "why") -> None:
         """The head's host does not give what was asked for."""
