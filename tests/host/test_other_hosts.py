@@ -272,6 +272,13 @@ def test_what_a_host_may_not_say_is_refused_before_anybody_hears_of_it(said: mes
     assert several.heard == several.reports.events == []
 
 
+def test_a_sum_that_is_not_finite_is_told_with_its_worker() -> None:
+    several = Several()
+    several.head.aggregation.adding.return_value = True
+    several.say(host_messages.SumNotFinite("weight", 2))
+    several.head.not_finite.assert_called_once_with("weight", 2)
+
+
 def test_a_worker_that_has_ended_says_no_more() -> None:
     several = Several()
     several.say(WorkerEnded(2, 0))

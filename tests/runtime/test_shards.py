@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -11,54 +10,20 @@ import pytest
 import torch
 
 from paceline.protocols import registry
-from support.events import await_file
 from support.joins import Head, heard, joined, listens
 from support.launch import Launch
 from support.runs import Launcher, Run, ended
-from support.shards import ADAMW, HOSTS, SGD, TWO_EACH, script
+from support.shards import ADAMW, HOSTS, TWO_EACH, script
 from support.sound import right, same_bits, sound
 from support.suites import each
 
 ALONE = ("-n", "3", "--threads", "1", "-p", "bsp")
-ON_HEAD = (*TWO_EACH[:-1], "head")
 
 
 def shards(run: Run) -> int:
     """How many hosts have made a range: as many as have fetched updates, or sums of them."""
     ((count,),) = run.rows("SELECT COUNT(DISTINCT host) FROM fetches WHERE kind IN ('sum', 'update')")
     return int(count)
-
-
-@pytest.mark.parametrize("where", [TWO_EACH, ON_HEAD], ids=["all", "head"])
-def test_a_round_moves_one_sum_of_each_host_to_every_other_that_makes_a_range(
-    where: tuple[str, ...], launch: Launch
-) -> None:
-    run = launch.run(script(), *where, "-p", "bsp").completed()
-    query = "SELECT json_extract(body, '$.worker'), json_extract(body, '$.sum') FROM facts WHERE kind = 'UpdateArrived'"
-    arrived = run.rows(query)
-    summed = sum(number is not None for _, number in arrived)
-    elsewhere = sum(worker > 1 for worker, _ in arrived)
-    moved = dict(run.rows("SELECT kind, COUNT(*) FROM fetches WHERE kind IN ('sum', 'update') GROUP BY kind"))
-    assert summed > 0
-    if where == TWO_EACH:  # to both other hosts, and each is of two updates
-        assert (moved["sum"], moved.get("update", 0)) == (summed, (len(arrived) - summed) * 2)
-    else:  # those of the head's own workers move nowhere
-        assert (moved["sum"] * 2, moved.get("update", 0)) == (summed, elsewhere - summed)
-    sound(run)
-
-
-@pytest.mark.parametrize(
-    ("protocol", "where", "worker"),
-    [
-        pytest.param("bsp", TWO_EACH, 3, id="in a sum"),
-        pytest.param("asp", HOSTS, 1, id="in the last host's range"),
-    ],
-)
-def test_a_nan_is_named_with_its_worker(protocol: str, where: tuple[str, ...], worker: int, launch: Launch) -> None:
-    spoils = f"paceline.worker() == {worker}: model[4].bias.register_hook(lambda g: g * float('nan'))"
-    run = launch.run(script(each_step=f"if epoch == 1 and {spoils}"), *where, "-p", protocol)
-    assert run.code == 4
-    assert re.search(f'the gradient of "4.bias" is NaN or infinite in step [0-9]+ of worker {worker}', run.out)
 
 
 def test_ranges_are_clipped_by_the_norm_of_the_whole_and_replayed_on_one_host_to_the_same_bits(launch: Launch) -> None:
@@ -274,32 +239,6 @@ def test_a_machine_that_would_have_nothing_to_do_is_refused_in_one_line(launch: 
     assert "host server has no workers, and would have no part of the store" in joiner.err
     os.kill(head.process.pid, signal.SIGTERM)
     head.ended()
-
-
-WAITS = """
-if epoch: (THERE / f"at-{paceline.worker()}").touch()
-while epoch and not (THERE / "go-on").exists(): time.sleep(0.02)
-""".strip().replace("\n", "\n        ")
-"""The second epoch waits until all may go on."""
-
-
-@pytest.mark.usefixtures("token")
-@pytest.mark.parametrize(("protocol", "optimizer"), each([("bsp", SGD), ("asp", ADAMW)], long=(("bsp", SGD),)))
-def test_a_host_that_only_makes_versions_leaves_its_range_to_the_head_and_nothing_is_undone(
-    protocol: str, optimizer: str, launch: Launch
-) -> None:
-    head, server = company(launch, script(optimizer, each_step=WAITS), "-p", protocol)
-    for worker in range(2):
-        await_file(launch.tmp_path / f"at-{worker}")
-    os.kill(server.pid, signal.SIGTERM)
-    head.says("host server was asked to leave\n")
-    (launch.tmp_path / "go-on").touch()
-    head.says("host server has left in good order\n")
-    run, joiner = head.ended().completed(), ended(server).completed()
-    assert "this host has left the run in good order, and the run goes on" in joiner.err
-    assert run.summary["samples"] == 2 * 64
-    assert {row["left"]["reason"] for row in run.summary["per_worker"]} == {"finished"}
-    sound(run)
 
 
 @pytest.mark.usefixtures("token")
