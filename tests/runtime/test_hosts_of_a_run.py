@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import tomllib
-from collections.abc import Callable
 
 import pytest
 
 from paceline.protocols import registry
-from support.events import await_file, said
 from support.joins import Head, assert_sound, facts_of, heard, joined, listens
 from support.launch import Launch
 from support.moments import befalls
@@ -143,63 +141,5 @@ def test_a_run_that_begins_alone_takes_hosts_with_several_workers_as_they_come(l
     run = head.ended().completed()
     assert ended(other).code == 0
     assert "host b has come, with 2 workers" in run.err
-    assert sorted(facts_of(run, "WorkerJoined")) == [2, 3]
-    assert_sound(run, SAMPLES)
-
-
-HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1", "--tee", "none")
-PREPARED = "if paceline.resumed(): touch('prepared')"
-LINGERS = """
-if paceline.resumed():
-    touch("back")
-if me in {others} and step == 4:
-    wait("prepared")
-if me in {others} and step >= 4 and not there("back"):
-    time.sleep(0.05)  # a worker that joins gets what it begins with between two steps of others
-"""
-
-
-STOPS = """
-if me in (2, 3) and not paceline.resumed():
-    touch(f"pids-{me}", f"{os.getppid()} {os.getpid()}")
-    if step == 3:
-        touch(f"fourth-{me}")
-        wait("over")  # which a replay finds
-"""
-
-
-def pids(launch: Launch, worker: int) -> list[int]:
-    """Of the worker's host and of the worker."""
-    await_file(file := launch.tmp_path / f"pids-{worker}")
-    return [int(one) for one in file.read_text().split()]
-
-
-def stop_host(launch: Launch) -> Callable[[], None]:
-    """Stop the processes of host node-1: its agent, and its workers. Return what lets them go on."""
-    for worker in (2, 3):
-        await_file(launch.tmp_path / f"fourth-{worker}")
-    processes = {one for worker in (2, 3) for one in pids(launch, worker)}
-    assert len(processes) == 3
-    for process in processes:
-        os.kill(process, signal.SIGSTOP)
-
-    def go_on() -> None:
-        for process in processes:
-            os.kill(process, signal.SIGCONT)
-
-    return go_on
-
-
-@pytest.mark.parametrize("protocol", ["asp", pytest.param("bsp", marks=pytest.mark.long)])
-def test_a_host_that_was_stopped_comes_back_as_a_new_incarnation(protocol: str, launch: Launch) -> None:
-    script = that_meets(STOPS + LINGERS.format(others=(0, 1)), prepared=PREPARED)
-    process = launch.start(script, *HOSTS, "-p", protocol, "--restart", "1", "--host-timeout", "2")
-    go_on = stop_host(launch)
-    said(process, "host node-1 is lost: silent for")
-    go_on()
-    said(process, "host node-1 is back")
-    run = ended(process).completed()
-    (launch.tmp_path / "over").touch()
-    assert facts_of(run, "WorkerLeft")[:2] == [2, 3]
     assert sorted(facts_of(run, "WorkerJoined")) == [2, 3]
     assert_sound(run, SAMPLES)

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 import torch
 
 from paceline.net.listener import MOST_STRANGERS
-from paceline.protocols import registry
 from paceline.records.snapshots import newest, read, whole
 from paceline.worker_process.forking import DESCRIPTORS, DESCRIPTORS_EACH
 from support.launch import Launch
 from support.runs import Run
 from support.scripts import that_draws, that_resumes
 from support.sound import right, same_bits, sound
-from support.suites import each
 
-STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
 HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1")
 SAMPLES = 2 * 240
-
-
-@pytest.mark.parametrize("protocol", each(STORED, long=("dssp", "hsp", "ssp")))
-def test_a_run_on_two_hosts_is_checked_and_replayed_on_one_to_the_same_bits(protocol: str, launch: Launch) -> None:
-    run = launch.run(that_draws(), *HOSTS, "-p", protocol).completed()
-    assert (run.summary["workers"], run.summary["samples"]) == (4, SAMPLES)
-    ((facts,),) = run.rows("SELECT body FROM facts WHERE kind = 'TrainingBegan'")
-    assert [host for _, host, _ in json.loads(facts)["members"]] == ["node-0", "node-0", "node-1", "node-1"]
-    pushed = run.rows("SELECT worker, step FROM facts WHERE kind = 'UpdateArrived' AND worker >= 2 ORDER BY id")
-    fetched = "SELECT worker, number FROM fetches WHERE host = 'node-0' AND kind = 'update' ORDER BY rowid"
-    summed = registry()[protocol].sums == "hosts"
-    assert run.rows(fetched) == ([] if summed else pushed)
-    sound(run)
 
 
 SAYS = """
