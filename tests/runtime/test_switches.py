@@ -1,4 +1,7 @@
-"""Sync-Switch in real runs: a straggler is noticed by its times, and each part has its rates and its momentum."""
+"""Sync-Switch in real runs: each part has its rates and its momentum.
+
+Whom it takes for a straggler is in `tests/protocols/test_sync_switch.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,11 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from paceline.core.orders import SwitchProtocol
-from paceline.records.ledger import read_facts
 from support import nursery
 from support.launch import Launch
 from support.runs import Run, replayed, run, side_by_side
 from support.runs import ended as ended_run
 from support.scripts import script, training
-
-SAMPLES, EPOCHS = 640, 2  # 160 batches of 4 an epoch, 20 for each of eight workers
-STRAGGLER = """
-[cluster]
-compute = "20ms"
-[[event]]
-worker = 2
-at_step = 6
-for_steps = 2
-slow = 30.0
-[[event]]
-worker = 5
-at_step = 12
-kill = true
-"""
-DETECTOR = "window=2,consecutive=1,min_gap=0.85"  # sees so great a slowness, and not that of a busy machine
 
 ONES = script("""
 model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
@@ -57,14 +42,8 @@ Runs = dict[str, Future[Run]]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     folder = tmp_path_factory.mktemp("switches")
-    (folder / "straggler.toml").write_text(STRAGGLER)
     (folder / "two.toml").write_text('[cluster]\nworkers = 2\ncompute = "10ms"\njitter = 0.2\n')
     (folder / "ones.py").write_text(ONES)
-
-    def greedy() -> Run:
-        flags = ("-p", f"sync-switch:switch_at=0.3,stragglers=greedy,{DETECTOR}", "--threads", "1", "--tee", "none")
-        cluster = ("-n", "8", "--scenario", str(folder / "straggler.toml"))
-        return run(training(samples=SAMPLES, epochs=EPOCHS), *flags, *cluster, tmp_path=folder).completed()
 
     def ones(protocol: str) -> Run:
         return run(ONES, "-n", "2", "-p", protocol, "--threads", "1", "--tee", "none", tmp_path=folder).completed()
@@ -76,7 +55,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         return ended_run(process, timeout=60)
 
     calls = {
-        "greedy": greedy,
         "zero": lambda: ones(f"{MOMENTUM}zero"),
         "ramp, replayed": lambda: replayed(ones(f"{MOMENTUM}ramp").folder),
         "ramp, virtual": virtual,
@@ -84,23 +62,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     }
     with side_by_side(calls) as futures:
         yield futures
-
-
-def test_greedy_goes_to_the_second_protocol_while_a_worker_is_slow_and_comes_back(runs: Runs) -> None:
-    """Another worker dies meanwhile, and all work is done once."""
-    ended = runs["greedy"].result()
-    switches = ended.summary["switches"]
-    turns = [switch["to"] for switch in switches]
-    assert turns == (["asp", "bsp"] * len(turns))[: len(turns)]
-    assert turns[-1] == "asp"
-    whys = [switch["why"] for switch in switches]
-    assert "worker 2 straggled" in whys
-    assert "no worker straggles any more, and the first part has work left" in whys
-    history = read_facts(ended.folder / "ledger.sqlite")
-    *_, last = (order for _, orders in history for order in orders if isinstance(order, SwitchProtocol))
-    assert 5 not in [worker for worker, _, _ in last.members], "a worker that died is waited for by nobody"
-    assert ended.rows("SELECT DISTINCT count(*) FROM applied_samples GROUP BY epoch, sample") == [(1,)]
-    assert (ended.summary["samples"], ended.summary["samples_missed"]) == (SAMPLES * EPOCHS, 0)
 
 
 @pytest.mark.parametrize("name", ["zero", "ramp, replayed", "ramp, virtual", "rescaled"])
