@@ -203,15 +203,6 @@ def test_ctrl_c_at_any_moment_ends_the_run_cleanly(launches: Callable[[], Launch
 # --- limits
 
 
-def test_max_seconds_ends_the_run_then(launch: Launch) -> None:
-    run = launch.run(training(**ENDLESS), "-n", "2", "-p", "asp", "--max-seconds", "3").completed()
-    assert run.summary["outcome"] == "completed"
-    assert run.summary["steps"] > 0
-    assert reasons(run) == ["stopped", "stopped"]
-    assert "paceline: --max-seconds is reached: ending the run" in run.err
-    assert "has not ended its script in time" not in run.err
-
-
 # --- what is printed, and what a script sees
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from support.launch import Launch
@@ -45,6 +47,17 @@ def test_a_run_that_is_refused_after_an_update_keeps_its_folder(protocol: str, l
     assert run.code == 2, run.err
     assert run.summary["outcome"] == "failed"
     assert run.summary["steps"] > 0
+
+
+def test_a_refusal_takes_away_its_own_folder_and_no_other_runs(launch: Launch, tmp_path: Path) -> None:
+    neighbour = tmp_path / "runs" / "neighbour"
+    neighbour.mkdir(parents=True)
+    out = tmp_path / "runs" / "deep" / "mine"
+    script = training(before="optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1)")
+    run = launch.run(script, "-n", "1", "--out", str(out))
+    assert run.code == 2
+    assert neighbour.is_dir()
+    assert not out.parent.exists()
 
 
 def test_a_target_that_nothing_measures_is_told_of_at_the_end(launch: Launch) -> None:

@@ -23,19 +23,6 @@ from support.suites import each
 pytestmark = pytest.mark.real_run
 
 SCRIPT = that_draws()
-UNEQUAL = """
-[cluster]
-nodes = 2
-compute = "4ms"
-jitter = 0.4
-[[worker]]
-index = 3
-speed = 0.4
-[[event]]
-worker = 1
-at_step = 4
-kill = true
-"""
 PROTOCOLS = ("asp", "bsp", "ad-psgd")
 TWO = ("-n", "2", "--threads", "1")
 Runs = dict[str, Future[Run]]
@@ -43,11 +30,9 @@ Runs = dict[str, Future[Run]]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """Of each of these protocols a run in which one worker is slow and one dies."""
+    """Of each of these protocols a run. `tests/journeys` has one in which a worker is slow and one dies."""
     folder = tmp_path_factory.mktemp("replays")
-    (folder / "unequal.toml").write_text(UNEQUAL)
-    flags = ("-n", "4", "--scenario", str(folder / "unequal.toml"), "--threads", "1", "--tee", "none")
-    with side_by_side({one: partial(run, SCRIPT, *flags, "-p", one, tmp_path=folder) for one in PROTOCOLS}) as futures:
+    with side_by_side({one: partial(run, SCRIPT, *TWO, "-p", one, tmp_path=folder) for one in PROTOCOLS}) as futures:
         yield futures
 
 
@@ -71,11 +56,6 @@ def test_until_stops_at_a_version_and_leaves_it_on_disk(runs: Runs) -> None:
     assert named
     assert all(final[name].equal(parameters[name]) for name in named)
     assert (again.summary["final_parameters_sha256"], again.summary["versions"]) == (sha256, version)
-
-
-def test_until_can_be_a_version_that_was_not_recorded(runs: Runs) -> None:
-    again = replayed(runs["asp"].result().folder, "--until", "3", name="until-3").completed()
-    assert again.out.startswith("the same bits: 0 recorded versions, 3 checksums; version 3 is ")
 
 
 def test_what_has_changed_since_is_said_before_it_starts(runs: Runs, tmp_path: Path) -> None:
