@@ -193,34 +193,6 @@ IN_SCRIPT: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("-n", "2"),
         'the parameter "weight" is torch.float64 [2, 4] now and was torch.float32 [2, 4] in prepare()',
     ),
-    "an optimizer's state of a kind that can't be passed on": (
-        training("if step == 0: optimizer.load_state_dict({**optimizer.state_dict(), 'state': {0: {'history': 1j}}})"),
-        ("-n", "2"),
-        'the optimizer\'s state has "history" in 0, a complex; only tensors, plain values, and lists',
-    ),
-    "no samples and no number of steps for a protocol that switches at a share of them": (
-        "import torch, paceline\nmodel = torch.nn.Linear(1, 1)\n"
-        "paceline.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))\n",
-        ("-n", "2", "-p", "sync-switch"),
-        "sync-switch needs to know how much work there is, and the script has no loader whose samples could be",
-    ),
-    "a sparse gradient that no layer announced": (
-        training("model.weight.grad = torch.zeros(2, 4).to_sparse(); optimizer.step()"),
-        ("-n", "2"),
-        'the gradient of "weight" is sparse; only dense gradients can be pushed: build its layer with sparse=False',
-    ),
-    "too little memory": (
-        training(
-            before="""
-            there = int(open("/proc/meminfo").read().split()[1]) * 1024  # MemTotal
-            model = nn.Module()
-            model.weight = nn.Parameter(torch.empty(there // 12))  # a third of it, of which no page is touched
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-            """
-        ),
-        ("-n", "1"),
-        "; use fewer workers or a smaller model",
-    ),
 }
 
 

@@ -15,7 +15,7 @@ from paceline.coordinator.lifecycle import Closing, Gathering, Training
 from paceline.coordinator.run_state import RunState
 from paceline.core.facts import GradientReady, ParametersTaken, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
-from paceline.host.events import ProcessLost
+from paceline.host.events import ProcessLost, WorkerSaid
 from paceline.ipc import messages
 from paceline.scenario.scenario import Kill, Scenario
 from support.run_state import OFFER, Stage
@@ -237,7 +237,8 @@ def test_a_store_that_fails_fails_the_run(tmp_path: Path) -> None:
 
 def test_a_replica_that_is_not_finite_after_a_step_ends_the_run(tmp_path: Path) -> None:
     stage = training(Stage(tmp_path, workers=2))
-    stage.crew.hear(1, messages.worker.Stepped(3, "bias"))
+    stage.run_state.inbox.report(WorkerSaid(1, messages.worker.Stepped(3, "bias")))
+    stage.run_state.inbox.hear()
     why = 'the parameter "bias" is NaN or infinite after step 3 of worker 1'
     assert (stage.run_state.shutdown.outcome, stage.run_state.shutdown.error) == ("diverged", why)
 

@@ -1,12 +1,14 @@
 """What workers bring to the start fits into memory, and is the same on all hosts; or one line says what is not so."""
 
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
 
+from paceline.core.choice import choose
 from paceline.ipc import messages
-from paceline.job.compatibility import difference, lack_of_memory, unequal_hosts, unpromised, work
+from paceline.job.compatibility import difference, lack_of_memory, lack_of_work, unequal_hosts, unpromised, work
 from paceline.protocols import registry
 from support.run_state import OFFER, SETTINGS
 
@@ -111,6 +113,14 @@ def test_a_replay_says_which_workers_bits_it_can_t_promise(
     offers: list[messages.worker.Offered], before: dict[int, str], lines: list[str]
 ) -> None:
     assert sorted(unpromised(dict(enumerate(offers)), before)) == sorted(lines)
+
+
+def test_a_protocol_that_switches_at_a_share_of_the_work_says_so_where_nobody_knows_how_much_that_is() -> None:
+    offer = msgspec.structs.replace(OFFER, loads=False, epoch_samples=None)
+    switches = replace(SETTINGS, choice=choose("sync-switch", registry()))
+    assert lack_of_work(offer, switches).startswith("sync-switch needs to know how much work there is, and the script")
+    for known in (replace(switches, max_steps=8), replace(SETTINGS, choice=choose("bsp", registry()))):
+        assert lack_of_work(offer, known) == ""
 
 
 @pytest.mark.parametrize(("passes", "samples"), [(1, 96), (2, 192)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import random
@@ -204,37 +203,6 @@ def test_ctrl_c_at_any_moment_ends_the_run_cleanly(launches: Callable[[], Launch
 
 
 # --- what is printed, and what a script sees
-
-
-def test_finish_waits_for_all_and_gives_every_worker_the_final_parameters(launch: Launch) -> None:
-    """They differ before it; after it they are those of `versions/final.safetensors`, as the summary hashes them."""
-    script = training(
-        before="import hashlib",
-        after="""
-        def digest():
-            return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-        tell("before", me, digest(), os.getpid())
-        if me == 2:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        paceline.finish()
-        tell("after", me, digest(), hashlib.sha256(model.state_dict()["weight"].numpy().tobytes()).hexdigest())
-        paceline.finish()  # twice is no harm
-        """,
-    )
-    process = launch.start(script, "-n", "3", "-p", "asp", "--tee", "all")
-    *_, last = [int(launch.events.wait_for("before", worker)[3]) for worker in range(3)]
-    await_stop(last)
-    assert not any(launch.events.so_far("after", worker) for worker in range(3))
-    os.kill(last, signal.SIGCONT)
-    run = ended(process).completed()
-    final = run.final()
-    expected = hashlib.sha256(final["weight"].numpy().tobytes() + final["bias"].numpy().tobytes()).hexdigest()
-    weight = hashlib.sha256(final["weight"].numpy().tobytes()).hexdigest()
-    assert run.summary["final_parameters_sha256"] == expected
-    for worker in range(3):
-        assert launch.events.wait_for("after", worker)[2:] == [expected, weight]
-    assert [line for line in run.err.splitlines() if "Traceback" in line] == []
-    assert {launch.events.wait_for("before", worker)[2] for worker in range(3)} != {expected}
 
 
 SEEN = """
@@ -446,26 +414,6 @@ def test_a_process_that_a_thread_has_forked_ends_with_its_parent_too(launch: Lau
     process.wait(60)
     launch.assert_nothing_left()
     process.communicate()
-
-
-HELD = """
-if step == 0:
-    for number in sorted(map(int, os.listdir("/proc/self/fd"))):
-        try:
-            print(number, os.readlink(f"/proc/self/fd/{number}"))
-        except FileNotFoundError:
-            pass
-"""
-
-
-def test_workers_hold_nothing_of_each_other_and_nothing_of_the_ledger(launch: Launch) -> None:
-    """The second worker is forked when the launcher has the first one's channel, the ledger, and the folder's lock."""
-    run = launch.run(training(HELD), "-n", "2", "-p", "asp", "--tee", "none", fresh=True).completed()
-    held = [dict(line.split(" ", 1) for line in run.log(worker).splitlines()) for worker in range(2)]
-    assert not [what for one in held for what in one.values() if "ledger" in what or what == str(run.folder)]
-    sockets = [[what for what in one.values() if what.startswith("socket:")] for one in held]
-    assert len(sockets[0]) == len(sockets[1]) == 1, f"a worker's own channel, and no other: {held}"
-    assert sockets[0] != sockets[1]
 
 
 IMPORTING = """

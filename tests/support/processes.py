@@ -13,16 +13,6 @@ from paceline.ipc import processes
 GET_CHILD_SUBREAPER = 37  # from <linux/prctl.h>
 
 
-def children(launcher: int) -> list[int]:
-    """The launcher's children, in the order in which they became its children."""
-    return [int(number) for number in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
-
-
-def zygote_of(launcher: int) -> int:
-    """The process that workers are forked from. The launcher forks it before all else."""
-    return children(launcher)[0]
-
-
 def uncollected() -> dict[int, str]:
     """This process's children that have ended and are not waited for, with their names."""
     found = {}

@@ -59,8 +59,6 @@ class Killed:
     node: str
     silently: bool
     """Whether its machine goes too, so that nobody hears of it."""
-    back: Seconds | None = None
-    """When it begins anew. In a world none does by itself."""
 
 
 @dataclass(frozen=True, slots=True)
