@@ -16,9 +16,9 @@ from paceline.ipc.loop import Loop
 from paceline.net import listener, tcp
 from paceline.net.handshake import FRAME, PROTOCOL, Handshake, Kind, NotOpened, dials
 from paceline.net.listener import MOST_STRANGERS, goes, network
-from support.clusters import KEYS, tls_keys
+from support.clusters import KEYS, PATIENCE, tls_keys
 from support.floods import KINDS, Manners
-from support.lobby import OTHER_KEYS, PATIENCE, Dialler, Lobby, answer, frame, has_ended
+from support.lobby import OTHER_KEYS, Dialler, Lobby, answer, frame, has_ended
 from support.processes import descriptors
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,7 +35,8 @@ from paceline.transfer.messages import (
     Want,
 )
 from paceline.transfer.movers import InLoop, Mover
-from support.clusters import KEYS, PATIENCE
+from support import clusters
+from support.clusters import KEYS
 
 Told = TypeVar("Told", bound=Event)
 NUMBERS = itertools.count()
@@ -132,7 +132,7 @@ class Side:
                 self.plane.tell(Send(asked.number), Span(memoryview(data)[asked.begin : asked.end]))
 
 
-class Two:
+class Two(clusters.InLoop):
     """The head `a`, which listens, and host `b`, which dials it, in one loop."""
 
     side: type[Side] = Side
@@ -152,13 +152,6 @@ class Two:
     def dial(self, said: Hello | None = None, to: Peer = HEAD) -> None:
         """Have `b` dial."""
         self.b.mover.dial(to, self.door.address, said or hello(*OTHER), 15.0)
-
-    def until(self, there: Callable[[], object]) -> None:
-        """Let the loop go round until that is so."""
-        end = time.monotonic() + PATIENCE
-        while not there():
-            assert time.monotonic() < end, f"it never came to that: {self.a.told}, {self.b.told}, {self.lines}"
-            self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
 
     def connect(self) -> None:
         """Have them connected, as if nothing had been told before."""

@@ -121,7 +121,20 @@ class AtHost:
         self.lines.append(line)
 
 
-class Cluster:
+class InLoop:
+    """What goes on in one loop."""
+
+    loop: Loop
+
+    def until(self, there: Callable[[], object]) -> None:
+        """Let the loop go round until that is so."""
+        end = time.monotonic() + PATIENCE
+        while not there():
+            assert time.monotonic() < end, "it never came to that"
+            self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
+
+
+class Cluster(InLoop):
     """A head and hosts in one loop."""
 
     def __init__(self, keys: Keys = KEYS) -> None:
@@ -149,13 +162,6 @@ class Cluster:
         link = HostLink(end, address or self.door.address, self.keys, self.loop, news, timeout)
         self.links.append(link)
         return link, news
-
-    def until(self, there: Callable[[], object]) -> None:
-        """Let the loop go round until that is so."""
-        end = time.monotonic() + PATIENCE
-        while not there():
-            assert time.monotonic() < end, "it never came to that"
-            self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
 
     def close(self) -> None:
         for link in self.links:

@@ -80,8 +80,6 @@ class Company:
     loop: Clockwork
     reports: Kept
     now: float = 0.0
-    forker: int = 0
-    """The worker that forks the store process."""
 
     @property
     def facts(self) -> list[Fact]:
@@ -147,16 +145,6 @@ class Company:
         """The worker takes no part any more, and its process ends."""
         self.host.left(worker, died=True)
         self.host.gone(worker)
-
-    def end(self) -> None:
-        """The host is to close."""
-        self.with_store.store.process = None  # no such process runs here
-        self.host.close()
-
-    @property
-    def with_store(self) -> Cluster:
-        """The host that has the store process."""
-        return self.host
 
     @property
     def shelves(self) -> list[Shelf]:
@@ -240,7 +228,6 @@ class Elsewhere(Company):
     head: Cluster
     agent: Agent
     between: Between
-    at_head: Crew
     tell: Callable[[messages.Message], None]
     """Tells the other host something."""
 
@@ -248,11 +235,6 @@ class Elsewhere(Company):
         """See `Company`."""
         super().returns(worker)
         self.tell(StartWorker(worker))
-
-    @property
-    def with_store(self) -> Cluster:
-        """See `Company`."""
-        return self.head
 
     @property
     def shelves(self) -> list[Shelf]:
@@ -444,9 +426,8 @@ def elsewhere(
         agent = Agent(OTHER, workers, ("", 0), KEYS, *_any(lambda *_: crew, None, loop, Pipes(between, carrier)))
         agent._asked = Introduce("train.py", b"", 15.0, None, machine(), None)
         agent._prepare(settings, [])
-    made = Elsewhere(head, crew, loop, reports, forker=forker)
+    made = Elsewhere(head, crew, loop, reports)
     made.head, made.agent, made.between, made.tell = head, agent, between, heads_end.tell
-    made.at_head = here
     head.open()
     here.hear(forker, OFFER)
     for worker in range(workers if trains else 0):

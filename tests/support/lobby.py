@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
-from collections.abc import Callable
 from typing import Any
 
 from paceline.ipc.loop import Loop
@@ -13,10 +11,8 @@ from paceline.net import tcp
 from paceline.net.handshake import FRAME, MAGIC, PROTOCOL, Handshake, Keys, Kind, Opened, _proof, dial, dials
 from paceline.net.listener import HostListener
 from paceline.net.token import Token
-from support.clusters import KEYS, without_port
+from support.clusters import KEYS, InLoop, without_port
 
-PATIENCE = 30.0
-"""Seconds after which a test that waits has failed."""
 OTHER_TOKEN = Token(bytes(31) + b"1")
 OTHER_KEYS = Keys.plain(OTHER_TOKEN)
 
@@ -64,7 +60,7 @@ def opened(at: Any, purpose: str, said: bytes = b"", buffer: int | None = None) 
     return end
 
 
-class Lobby:
+class Lobby(InLoop):
     """A door that serves control and data."""
 
     def __init__(self, keys: Keys = KEYS) -> None:
@@ -117,13 +113,6 @@ class Lobby:
 
         self.until(there)
         return bytes(data)
-
-    def until(self, there: Callable[[], object]) -> None:
-        """Let the loop go round until that is so."""
-        end = time.monotonic() + PATIENCE
-        while not there():
-            assert time.monotonic() < end, "it never came to that"
-            self.loop.wait(0.02)  # what it waits for may be at a socket that the loop does not watch
 
     def close(self) -> None:
         """Leave nothing."""
