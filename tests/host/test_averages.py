@@ -153,6 +153,17 @@ def test_pulls_and_pushes_end_at_the_model_s_time_however_late_the_run_comes_to_
     assert len(one.reports.of(Transferred)) == (0 if network is None else 2), "each is noted, where they are paced"
 
 
+def test_nothing_comes_of_what_a_worker_that_has_gone_was_moving_and_the_link_is_the_others() -> None:
+    two = company(2, network=NETWORK)
+    for worker in range(2):
+        two.carry_out(Release(worker=worker, step=0, version=0))
+    two.now = 0.5
+    two.leave(0)
+    two.now = 60.0
+    assert two.host.next(60.0) == ParametersTaken(worker=1, version=0, at=1.375)
+    assert (two.host.next(60.0), two.host.due(), two.facts) == (None, None, [])
+
+
 @pytest.fixture
 def paced() -> Groups:
     """Averages of two take 0.25 s of latencies, and 100 bytes at 100 a second."""

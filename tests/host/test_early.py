@@ -43,12 +43,12 @@ class Case:
         self.company: Elsewhere = elsewhere(1, protocol, **given)
         self.company.carry_out(Release(worker=0, step=0, version=0, parameters="held"))
 
-    def writes(self, value: int, begin: int = 0, end: int = SIZE) -> None:
+    def writes(self, value: int) -> None:
         """The worker has put these bytes of its gradient into the push area."""
-        self.company.agent._host.items.view(FIRST).memory[begin:end] = bytes([value]) * (end - begin)
+        self.company.agent._host.items.view(FIRST).memory[:SIZE] = bytes([value]) * SIZE
 
-    def tells(self, begin: int, end: int, step: int = 0) -> None:
-        self.company.crew.hear(0, messages.worker.Accumulated(step, begin, end))
+    def tells(self, begin: int, end: int) -> None:
+        self.company.crew.hear(0, messages.worker.Accumulated(0, begin, end))
 
     def at_store(self) -> bytes:
         """What the store's host has in the update's place."""

@@ -71,6 +71,16 @@ def test_a_version_is_fetched_while_it_is_being_made_and_computed_on_once_it_is_
     assert host.taken() == [(2, 2)], "it comes too late for worker 3"
 
 
+def test_a_version_that_nobody_waits_for_any_more_is_left_where_it_is(host: OneHost) -> None:
+    for worker in (2, 3):
+        host.pulls(worker)
+    host.host.tell(host_messages.WorkerGone(2, True))
+    assert len(host.carrier.pending()) == 1
+    host.host.tell(host_messages.WorkerGone(3, True))
+    assert host.carrier.pending() == []
+    assert host.taken() == []
+
+
 @pytest.mark.parametrize("asked_for", [True, False])
 def test_the_update_of_a_worker_that_leaves_stays_if_the_head_has_asked_for_it(host: OneHost, asked_for: bool) -> None:
     host.pulls(2)

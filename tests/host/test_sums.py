@@ -72,10 +72,10 @@ class Head:
 
         self.aggregation.bring(Update(worker, step), then)
 
-    def comes(self, *items: Update | Sum, at: float = 1.0) -> None:
+    def comes(self, *items: Update | Sum) -> None:
         for item in items:
             del self.own.coming[item]
-            if (fact := self.shards.stored(HEAD, item, at)) is not None:
+            if (fact := self.shards.stored(HEAD, item, 1.0)) is not None:
                 self.facts.append(fact)
 
     @property
