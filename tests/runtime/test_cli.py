@@ -127,7 +127,8 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
         inside="print('inside', file=sys.stdout)",
         after="paceline.finish(); print('out'); print('err', file=sys.stderr)",
     )
-    flags = ["-p", "ssp:bound=2", "--json", "--seed", "7", "--threads", "1", "--record", "2", "--scenario"]
+    flags = ["-p", "ssp:bound=2", "--json", "--seed", "7", "--threads", "1", "--record", "2"]
+    flags += ["--progress", "0.05", "--scenario"]
     targets = ["--target", "constant>=0.5", "--target", "constant > 0.5", "--target", "error<0"]
     run = launch.run(script, *flags, str(scenario), *targets, args=("--its", "own")).completed()
 
@@ -137,6 +138,7 @@ def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the
     assert summary == run.summary
     assert list(summary) == KEYS.split()
     assert run.err.count("out\n") == run.err.count("err\n") == 1  # worker 0's, and nowhere on standard output
+    assert " a second" not in run.err, "nothing is said of how it goes"
     assert "inside" in run.log(0)
     assert run.log(0).count("evaluates") == 1 + len(summary["evaluations"])  # before training, for the metrics' names
     assert "evaluates" not in run.log(1) + run.log(2)

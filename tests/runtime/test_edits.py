@@ -35,8 +35,8 @@ class Case:
         self.members = Members(host, {}, lambda: 0.0)
         self.edits = Edits(folder, host, self.members, policy)
 
-    def wants(self, worker: int, number: int = 1, form: Any = PRUNED) -> None:
-        self.edits.wanted(self.members[worker], messages.worker.EditWanted(number, *form, False))
+    def wants(self, worker: int, form: Any = PRUNED) -> None:
+        self.edits.wanted(self.members[worker], messages.worker.EditWanted(1, *form, False))
 
     def steps(self, worker: int, step: int) -> None:
         self.edits.pushed(worker, step)

@@ -29,9 +29,9 @@ time.sleep(0.0 if (there / "go-on").exists() else 0.2)
 """Notes where a worker is, and goes on slowly: who comes is given what another worker has, between two of its steps."""
 
 
-def on(cluster: RayCluster, hosts: str = "3", *, protocol: str = "asp") -> tuple[str, ...]:
+def on(cluster: RayCluster, hosts: str = "3") -> tuple[str, ...]:
     """Flags of a run with one worker on each of so many nodes."""
-    flags = "--name", "head", "-n", "1", "--threads", "1", "-p", protocol
+    flags = "--name", "head", "-n", "1", "--threads", "1", "-p", "asp"
     return "--on", "ray", "--address", cluster.address, "--hosts", hosts, *flags
 
 

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import random
-import re
 import signal
 import socket
 import subprocess
@@ -25,7 +24,7 @@ import paceline
 from paceline.ipc import processes
 from paceline.ipc.processes import NoProcess, adopt_orphans, children, end_adopted, end_groups, fork_child, fork_orphan
 from support.dispositions import as_from_a_terminal
-from support.events import LONG, await_stop, said
+from support.events import LONG
 from support.launch import Launch
 from support.leftovers import Traces
 from support.runs import Run, ended
@@ -138,27 +137,6 @@ def test_when_all_die_of_one_mistake_the_run_fails_and_shows_it_once_and_without
     assert not [frame for frame in frames if frame.startswith(OURS) or "runpy" in frame], frames
     for worker in range(3):
         told_of(run, f"worker {worker} died (exit code 1)")
-
-
-# --- workers that do not answer
-
-
-def test_a_stopped_worker_is_reported_with_its_name_and_since_when_and_the_run_completes_when_it_goes_on(
-    launch: Launch,
-) -> None:
-    script = training("if me == 1 and step == 3: tell('stops', os.getpid()); os.kill(os.getpid(), signal.SIGSTOP)")
-    process = launch.start(script, "-n", "3", "-p", "bsp", "--report-waits", "0.5")
-    stopped = int(launch.events.wait_for("stops")[1])
-    text = said(process, r"worker 0 has waited .*\n(.*\n)*.*worker 2 has waited .*\n")
-    for worker in (0, 2):
-        line = next(line for line in text.splitlines() if line.startswith(f"paceline: worker {worker} has waited for"))
-        assert re.search(r"waited for \d+ s: .*; worker 1 computes step 3, last heard of \d+ s ago$", line), line
-        assert line.count("computes") == 1, "only who is awaited is named"
-    await_stop(stopped)
-    os.kill(stopped, signal.SIGCONT)
-    run = ended(process).completed()
-    assert reasons(run) == ["finished"] * 3
-    assert run.summary["samples"] == 2 * 64
 
 
 # --- Ctrl-C, and the launcher's end

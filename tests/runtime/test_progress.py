@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import re
@@ -459,12 +458,6 @@ def test_where_no_terminal_is_a_line_comes_so_often(launch: Launch) -> None:
     assert re.search(
         r"^paceline: \d+ s: \d+ steps, [\d.]+ a second; \d+% done(, about .+ left)?; loss 1;?", run.err, re.M
     )
-
-
-def test_json_says_nothing_of_how_it_goes(launch: Launch) -> None:
-    run = launch.run(LOGGING, "-p", "asp", "--json", "--progress", "0.05").completed()
-    assert run.err == ""
-    assert json.loads(run.out) == {**run.summary, "folder": str(run.folder)}
 
 
 # --- what a terminal shows at a given width
