@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,24 +85,6 @@ def test_a_connection_that_breaks_loses_and_doubles_nothing(cluster: Cluster, si
     assert at_host.incarnation == 1
     assert len(at_host.losses) == 3
     assert [event[0] for event in cluster.head.events] == ["connected", *["disconnected", "connected"] * 3]
-
-
-def test_a_host_dials_until_the_head_listens(cluster: Cluster) -> None:
-    later = socket.create_server(tcp.LOOPBACK)
-    waiting = socket.socket()
-    waiting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    address = later.getsockname()
-    later.close()
-    waiting.bind(address)  # nobody listens there, and nobody else can
-    _, at_host = cluster.host(address=address)
-    began = time.monotonic()
-    cluster.until(lambda: time.monotonic() > began + 0.2)
-    assert not at_host.connections
-    waiting.listen()
-    cluster.close_head()
-    cluster.listen(waiting)
-    cluster.until(lambda: at_host.connections)
-    assert not at_host.lines
 
 
 def test_a_connection_that_breaks_while_bytes_wait_for_it_is_lost_for_its_own_reason() -> None:

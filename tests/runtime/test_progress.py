@@ -308,18 +308,24 @@ def test_of_many_that_compute_those_are_told_that_were_heard_of_longest_ago() ->
 
 # --- how it is said
 
-VIEW = View(
+FOR_3 = State("waiting", "worker 3")
+FOUR = View(
     seconds=65.4,
     steps=400,
     speed=8.0,
     done=0.25,
+    until="20 epochs",
     rows=(
-        Row(0, 150, 3.0, State("waiting", "worker 3"), 3, 1, ("loss", 0.5)),
-        Row(1, 150, 3.0, State("waiting", "worker 3"), 3, 2, ("loss", 0.7)),
+        Row(0, 150, 3.0, FOR_3, 3, 1, ("loss", 0.5)),
+        Row(1, 150, 3.0, FOR_3, 3, 2, ("loss", 0.7)),
         Row(2, 0, 0.0, State("died"), None, None, None),
-        Row(3, 100, 2.0, State("computing"), 0, 0, ("loss", 0.9)),
+        Row(3, 100, 2.0, State("computing"), 0, 0, ("loss", 0.9), awaited_by=2),
     ),
+    curve=tuple(2.0 * 0.97**at for at in range(60)),
+    scores=(Score("accuracy", None, "accuracy>=0.9"),),
 )
+VIEW = replace(FOUR, until="", curve=(), scores=(), rows=tuple(replace(row, awaited_by=0) for row in FOUR.rows))
+"""The same, without what a screen alone shows."""
 
 
 def test_a_host_none_of_whose_workers_waits_is_named() -> None:
@@ -463,23 +469,7 @@ def test_where_no_terminal_is_a_line_comes_so_often(launch: Launch) -> None:
 # --- what a terminal shows at a given width
 
 
-FOR_3 = State("waiting", "worker 3")
 STORE = State("waiting", why="the store")
-FOUR = View(
-    seconds=65.4,
-    steps=400,
-    speed=8.0,
-    done=0.25,
-    until="20 epochs",
-    rows=(
-        Row(0, 150, 3.0, FOR_3, 3, 1, ("loss", 0.5)),
-        Row(1, 150, 3.0, FOR_3, 3, 2, ("loss", 0.7)),
-        Row(2, 0, 0.0, State("died"), None, None, None),
-        Row(3, 100, 2.0, State("computing"), 0, 0, ("loss", 0.9), awaited_by=2),
-    ),
-    curve=tuple(2.0 * 0.97**at for at in range(60)),
-    scores=(Score("accuracy", None, "accuracy>=0.9"),),
-)
 SLOW = Row(63, 100, 0.5, State("computing"), 0, 0, ("loss", 0.9), awaited_by=40)
 CROWD = replace(
     FOUR,

@@ -203,33 +203,6 @@ def test_workers_with_the_optimizers_state_go_on_with_their_own_on_each_host(lau
     sound(resumed)
 
 
-CHANGES = """
-torch.nn.init.constant_(model[1].weight, 0.25)
-trained = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
-full = torch.optim.SGD(trained, lr=0.1, momentum=0.9)
-for p in trained:
-    p.grad = torch.ones_like(p)
-full.step()
-optimizer.load_state_dict(full.state_dict())
-"""
-THE_LAST_WRITES = """
-from paceline.coordinator.adoption import Adoption
-def to_write(self):
-    free = self.adopted is None and self._writing is None
-    return max(self._waiting) if free and len(self._waiting) == 3 else None
-Adoption.to_write = to_write
-"""
-
-
-@pytest.mark.long
-def test_a_worker_of_another_host_may_write_what_all_begin_with(launch: Launch) -> None:
-    """The head fetches it from there, the optimizer's state included, and the other hosts fetch it from the head."""
-    flags = ("--threads", "1", "-p", "bsp", "--epochs", "1")
-    text = that_draws(before=CHANGES)
-    run = launch.run(text, "--emulate-hosts", "3", "-n", "1", *flags, first=THE_LAST_WRITES).completed()
-    assert same_bits(run, launch.run(text, "-n", "3", *flags).completed())
-
-
 DIES_AS_IT_IS_FETCHED = """
 import os, signal
 from paceline.host.attachments import Attachments

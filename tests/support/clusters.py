@@ -141,25 +141,19 @@ class Cluster(InLoop):
         self.loop = Loop()
         self.keys = keys
         self.head = AtHead()
-        self.listen(tcp.listen())
+        self.door = HostListener(tcp.listen(), self.loop, keys, self.head.show)
+        self.head.link = HeadLink(HeadEnd("a", os.urandom(8), Told), self.door, self.loop, self.head)
         self.links: list[HostLink] = []
-
-    def listen(self, listener: socket.socket) -> None:
-        end = HeadEnd("a", os.urandom(8), Told)
-        self.door = HostListener(listener, self.loop, self.keys, self.head.show)
-        self.head.link = HeadLink(end, self.door, self.loop, self.head)
 
     def close_head(self) -> None:
         self.door.close()
         self.head.link.close()
 
-    def host(
-        self, name: str = "b", *, address: tcp.Address | None = None, timeout: float = 15.0
-    ) -> tuple[HostLink, AtHost]:
+    def host(self, name: str = "b", *, timeout: float = 15.0) -> tuple[HostLink, AtHost]:
         """Begin a host. It has not come yet."""
         news = AtHost()
         end = HostEnd(name, os.urandom(8), Order, timeout=timeout)
-        link = HostLink(end, address or self.door.address, self.keys, self.loop, news, timeout)
+        link = HostLink(end, self.door.address, self.keys, self.loop, news, timeout)
         self.links.append(link)
         return link, news
 
