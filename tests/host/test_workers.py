@@ -19,7 +19,7 @@ from paceline.host.bootstrap_process import EARLY, BootstrapProcess
 from paceline.host.log_forwarding import MOST, LogForwarding
 from paceline.host.message_validation import MessageValidation
 from paceline.host.workers import PIECE, Process, Workers
-from paceline.ipc import messages
+from paceline.ipc import messages, send_queue
 from paceline.ipc.channel import Channel, pair
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import exit_phrase
@@ -248,6 +248,18 @@ def test_a_worker_that_says_what_can_t_be_read_is_ended_and_no_more_of_it_is_hea
     assert [what for worker, what in heard if worker == 0] == ["killed by SIGKILL"]
     assert [what for worker, what in heard if worker == 1] == [messages.worker.ScriptEnded(), "exit code 0"]
     assert capsys.readouterr().err.startswith("paceline: worker 0 is ended: it sent a message that can't be read (")
+
+
+def test_a_worker_that_has_stopped_reading_is_ended(
+    company: Callable[..., Company], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its socket holds some two hundred orders."""
+    monkeypatch.setattr(send_queue, "MOST", 10)
+    made = company(waits)
+    for number in range(2000):
+        made.workers.send(0, messages.worker.Leased(0, number))
+    assert made.until_all_have_gone() == [(0, "killed by SIGKILL")]
+    assert "worker 0 is ended: it has stopped reading" in capsys.readouterr().err
 
 
 def test_a_worker_can_be_told_something_before_it_is_listened_to(company: Callable[..., Company]) -> None:
