@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -81,6 +82,7 @@ def passed(ends: Ends) -> Iterator[int]:
 
 
 def open_descriptors() -> set[str]:
+    gc.collect()  # what earlier tests have left
     return set(os.listdir("/proc/self/fd"))
 
 
