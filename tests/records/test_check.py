@@ -162,6 +162,8 @@ WITHOUT_A_BATCH = (
     f"DELETE FROM batches WHERE rowid = {BATCH}",
 )
 """A batch is in no gradient: so it may be if the run was stopped."""
+LOOKED = "INSERT INTO looks SELECT worker, epoch, batch FROM batches LIMIT 1"
+HAD_AGAIN = "INSERT INTO leases SELECT worker, epoch, epoch, batch FROM batches LIMIT 1"
 LAST = "WHERE rowid = (SELECT max(rowid) FROM leases WHERE during IS NULL)"
 """The row of a worker's last return."""
 
@@ -310,6 +312,8 @@ DATA: dict[str, tuple[tuple[str, ...] | str, str, str]] = {
         rules.DIGEST,
     ),
     "a push has more samples": ("UPDATE pushes SET samples = samples + 1 WHERE rowid = 9", "pushes 9", rules.PUSHED),
+    "a look is at a batch that was used": (LOOKED, "batches", rules.LEASED),
+    "a batch was looked at more often than leased": ((HAD_AGAIN, LOOKED, LOOKED), "looks", rules.LEASED),
     "a batch is leased twice": (
         "INSERT INTO leases SELECT worker, during, epoch, batch FROM leases WHERE batch IS NOT NULL AND worker NOT IN "
         "(SELECT worker FROM facts WHERE body LIKE '%\"died\"%') LIMIT 1",
@@ -388,6 +392,11 @@ def test_the_first_wrong_row_and_its_rule_are_named(
     assert (found.table, found.rule) == (table, rule) or found.rule.startswith(rule)
     assert not row or found.row == named
     assert len(str(found).splitlines()) == 3
+
+
+def test_a_batch_that_a_look_gave_back_may_be_leased_again_in_the_same_epoch(tmp_path: Path) -> None:
+    folder = edited(leased(tmp_path / "run"), HAD_AGAIN, LOOKED)
+    assert checked(folder).wrong is None
 
 
 def test_a_ledger_whose_comments_say_less_has_the_same_tables(tmp_path: Path) -> None:
