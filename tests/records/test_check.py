@@ -21,7 +21,6 @@ from paceline.core.orders import DropUpdate, Order
 from paceline.protocols import registry
 from paceline.records import violations as rules
 from paceline.records.check import check
-from paceline.records.ledger import SCHEMA
 from paceline.records.reading import open_run
 from paceline.scenario.scenario import Kill, Network, Scenario
 from paceline.sim.simulate import Simulation, simulate
@@ -473,14 +472,6 @@ def test_a_damaged_ledger_is_no_proof_and_exits_with_3(tmp_path: Path, capsys: p
         ledger.write_bytes(damaged)
         assert main(["check", str(tmp_path / "run")]) == 3
         assert says in capsys.readouterr().out
-
-
-def test_what_is_no_run_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"paceline: {tmp_path}: there is no ledger.sqlite in it; name a run's folder\n"
-    with closing(sqlite3.connect(simulated(tmp_path / "run") / "ledger.sqlite")) as database:
-        database.execute(f"PRAGMA user_version = {SCHEMA + 1}")
-    assert main(["check", str(tmp_path / "run")]) == 2
 
 
 def test_what_was_proved_can_be_read_by_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
