@@ -159,6 +159,11 @@ LOADED = {
         f"import {PURE}; paceline.protocols.registry(); paceline.run, paceline.Run, paceline.Comparison",
         "not {'torch', 'pandas', 'cloudpickle'} & loaded",
     ),
+    "a simulation loads no torch": (
+        "import paceline; cluster = {'cluster': {'workers': 2, 'compute': '1s'}}; "
+        "paceline.simulate(cluster, 'ripples:group_size=2', steps=20)",
+        "'torch' not in loaded",
+    ),
     "the list of protocols waits for nothing that is slow to import": (
         "from paceline.cli.main import main; main(['protocols']); main(['protocols', 'ssp', '--json'])",
         "not {'torch', 'numpy', 'rich'} & loaded",

@@ -112,56 +112,6 @@ def test_another_order_of_the_same_epoch_is_refused_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("dealing", DEALINGS)
-@each_seed(range(40))
-def test_whatever_happens_every_leased_sample_is_settled_once_skipped_or_left_over(dealing: Dealing, seed: int) -> None:
-    chance = random.Random(f"{dealing} {seed}")
-    workers, epochs = chance.randrange(1, 5), chance.randrange(1, 4)
-    leases = opened(dealing, workers, *[chance.randrange(0, 9) for _ in range(epochs)])
-    total = sum(sum(epoch.sizes) for epoch in leases.epochs.values())
-    live, step, applied, settled = dict.fromkeys(range(workers), 0), 0, 0, Counter[Batch]()
-    kept: dict[int, list[Batch]] = {worker: [] for worker in live}
-    while live:
-        worker = chance.choice(list(live))
-        again = tuple(chance.sample(kept[worker], k=min(len(kept[worker]), chance.choice((0, 0, 1, 2)))))
-        more = sum(map(leases.size, again))
-        batch = leases.take(worker, live[worker], "same")
-        what = chance.choice(["apply"] * 6 + ["return", "give back", "look", "look", "skip", "die", "die bound"])
-        if batch is None:
-            live[worker] += 1
-            if live[worker] == epochs:
-                del live[worker]
-                leases.leave(worker, died=False)
-        elif what == "skip":
-            leases.skip(worker, (batch,))
-            settled[batch] += 1
-        elif what == "give back":
-            leases.give_back(worker, (batch,))
-        elif what == "look":  # at this one and perhaps the next, neither of which counts as leased then
-            more_seen = [one for one in [leases.take(worker, live[worker], "same")] if one is not None]
-            assert leases.put_back(worker, live[worker], (batch, *more_seen)) == [batch, *more_seen]
-        elif what == "die" and len(live) > 1:
-            del live[worker]
-            leases.leave(worker, died=True)
-        else:
-            step += 1
-            assert leases.bind(worker, step, (batch,), again) == leases.size(batch) + more
-            kept[worker].append(batch)
-            if what == "die bound" and len(live) > 1:
-                del live[worker]
-                leases.leave(worker, died=True)
-            if what == "apply":
-                applied += leases.size(batch)
-                assert leases.settle(worker, step) == leases.size(batch) + more
-                settled[batch] += 1
-            else:
-                leases.drop(worker, step, "return")
-    assert not leases.again
-    assert max(settled.values(), default=1) == 1
-    unasked = sum(leases.epochs[number].sizes[i] for number, epoch in leases.epochs.items() for i in epoch.queue)
-    assert applied + leases.skipped + leases.left_over() + unasked == total
-
-
 def test_what_is_set_aside_for_one_who_is_left_out_is_anybody_s_until_it_is_back() -> None:
     leases = Leases("rounds", [0, 1])
     leases.open(0, [1] * 6, "digest")
@@ -457,15 +407,6 @@ def test_an_epoch_that_is_used_up_ends_at_once_and_its_order_is_not_drawn_again(
     assert after.epoch() == 1
 
 
-@pytest.mark.parametrize("dealing", DEALINGS)
-@pytest.mark.parametrize(("workers", "batches"), [(1, 2), (2, 1), (3, 7), (5, 15), (2, 0)])
-def test_all_workers_together_take_every_batch_once(dealing: Dealing, workers: int, batches: int) -> None:
-    leases = opened(dealing, workers, batches, batches)
-    for epoch in (0, 1):
-        taken = [index for worker in range(workers) for index in drain(leases, worker, epoch)]
-        assert sorted(taken) == list(range(batches))
-
-
 def test_an_epoch_whose_order_is_known_in_part_goes_on_with_its_next_block() -> None:
     uncut, cut = (Leases("rounds", [0, 1, 2]) for _ in range(2))
     for leases in (uncut, cut):
@@ -487,6 +428,9 @@ def drain_any(leases: Leases, worker: int) -> list[int]:
 # --- any history, any cuts --------------------------------------------------------------------------
 
 
+HAPPENS = ["work"] * 20 + ["settle"] * 10 + ["return", "give back", "look", "die", "come", "cut"]
+
+
 class Walk:
     """Workers go through epochs, lose and skip batches, die and return, while the run is cut and resumed at times."""
 
@@ -500,15 +444,19 @@ class Walk:
         """By (worker, step): the batch in each update that is neither applied nor dropped."""
         self.step = 0
         self.used: Counter[Batch] = Counter()
+        self.kept: list[Batch] = []
+        """Some that were in a step since the last cut: a script may train on them again."""
         self.segments = 1
 
     def go(self) -> None:
         """Go on to the end of the data. Something happens to a worker that is drawn."""
         while self.at:
             worker = self.chance.choice(list(self.at))
-            what = self.chance.choice(["work"] * 20 + ["settle"] * 10 + ["return", "give back", "die", "come", "cut"])
+            what = self.chance.choice(HAPPENS)
             if what == "work":
                 self.work(worker)
+            elif what == "look":
+                self.look(worker)
             elif what == "settle" and self.pushed:
                 self.settle(self.chance.choice(list(self.pushed)))
             elif what == "return" and self.pushed:
@@ -537,15 +485,17 @@ class Walk:
                 self.leases.skip(worker, (held[0],))
                 self.used[held[0]] += 1
             else:
-                self.leases.bind(worker, self.step, (held[0],))
+                again = tuple(self.kept[: self.chance.choice((0, 0, 1, 2))])
+                assert self.leases.bind(worker, self.step, (held[0],), again) == 10 * (1 + len(again))
                 self.pushed[worker, self.step] = held[0]
+                self.kept.append(held[0])
             return
         while (undrawn := self.leases.undrawn(worker, epoch)) is not None:
             assert undrawn[0] == epoch
             known = 0 if undrawn[1] == 0 else len(self.leases.epochs[epoch].sizes)
             block = min(3, self.sizes[epoch] - known)
             self.leases.open(epoch, [10] * block, f"block {undrawn[1]}", last=known + block == self.sizes[epoch])
-        batch = self.leases.take(worker, epoch, f"block {len(self.leases.epochs[epoch].digests) - 1}", 10)
+        batch = self.take(worker, epoch)
         if batch is not None:
             assert batch.epoch <= epoch
         elif held:
@@ -554,6 +504,16 @@ class Walk:
             self.at[worker] += 1
         else:
             self.end(worker)
+
+    def look(self, worker: int) -> None:
+        """At the next batches of its epoch, which do not count as leased then."""
+        epoch = self.at[worker]
+        seen = [] if self.leases.undrawn(worker, epoch) else [self.take(worker, epoch) for _ in range(2)]
+        batches = [batch for batch in seen if batch is not None]
+        assert self.leases.put_back(worker, epoch, tuple(batches)) == batches
+
+    def take(self, worker: int, epoch: int) -> Batch | None:
+        return self.leases.take(worker, epoch, f"block {len(self.leases.epochs[epoch].digests) - 1}", 10)
 
     def end(self, worker: int) -> None:
         """The worker ends with its last updates applied. The last worker sees to what has returned meanwhile."""
@@ -575,6 +535,7 @@ class Walk:
         plain = json.loads(json.dumps(before.plain()))
         self.leases = Leases.resumed(plain, before.dealing, workers)
         self.segments += 1
+        self.kept.clear()
         self.pushed.clear()
         self.at = dict.fromkeys(workers, self.chance.choice([0, self.leases.epoch()]))
         if self.leases.epoch() >= len(self.sizes):
@@ -594,6 +555,7 @@ def test_cut_anywhere_every_batch_is_used_once() -> None:
         everything = {Batch(epoch, index) for epoch, size in enumerate(walk.sizes) for index in range(size)}
         assert walk.used == dict.fromkeys(everything, 1)
         assert walk.leases.left_over() == 0
+        assert not walk.leases.again
         assert walk.leases.epoch() == len(walk.sizes)
         segments += walk.segments
     assert segments > 1500

@@ -94,11 +94,6 @@ def test_a_script_that_clips_by_itself_is_told_so_once(protocol: str, own: str, 
     assert ("right while each update stands alone" in said) == (protocol == "asp")
 
 
-@pytest.mark.parametrize("own", each(["asks", "none"], default=["asks"]))
-def test_nothing_is_said_where_nothing_is_clipped(own: str, launch: Launch) -> None:
-    assert "clip" not in launch.run(SCRIPT, "-p", "bsp", *FLAGS, args=(own, "{}")).completed().err
-
-
 @pytest.mark.parametrize(
     ("own", "line"),
     [

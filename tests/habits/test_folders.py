@@ -96,22 +96,6 @@ def test_a_folder_by_a_name_in_another_is_made_as_ever(two: tuple[Worker, Worker
     os.close(inside)
 
 
-def test_three_workers_that_begin_together_make_the_same_folders_each_as_if_alone(launch: Launch) -> None:
-    before = f"""
-        from pathlib import Path
-        here = Path({str(launch.tmp_path)!r})
-        (here / "by-path").mkdir()
-        os.makedirs(here / "by" / "levels")
-        try:
-            os.mkdir(here / "by-path")
-        except FileExistsError:
-            print("once")
-        """
-    run = launch.run(training(before=before, epochs=1), "-n", "3", "--start", "together").completed()
-    assert [run.log(worker) for worker in range(3)] == ["once\n"] * 3
-    assert (launch.tmp_path / "by" / "levels").is_dir()
-
-
 def test_an_optimizer_whose_step_makes_a_folder_steps_in_the_store(launch: Launch) -> None:
     """As imports in a step may do, of torch's compiler for example."""
     before = f"""

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from paceline.cli.main import main
-from paceline.errors import FAILED
 from paceline.protocols import registry
-from paceline.records import violations
 from support.launch import Launch
 from support.runs import Run
 from support.scripts import script
@@ -52,13 +47,6 @@ for _ in range(2):
 INSIDE = {"asp", "ripples", "all-reduce"}
 """Where two workers look from inside the loop."""
 LONG = ("dssp", "hsp", "ssp", "sync-switch")  # others of their kind are tried by default
-
-
-FORGED = [
-    ("INSERT INTO looks VALUES (0, 1, 5)", violations.LEASED),
-    ("INSERT INTO looks SELECT * FROM looks", violations.LEASED),
-]
-"""What is added to a ledger, and the rule that it breaks."""
 
 
 def look(launch: Launch, looks: str, *flags: str, loaders: int = 0, size: int = 8) -> Run:
@@ -142,21 +130,3 @@ def test_a_look_that_fetches_ahead_to_the_end_of_the_data_did_not_ask_in_vain(la
     looked = look(launch, "one", "-n", "1", "-p", "bsp", loaders=1, size=128)
     assert set(looked.rows("SELECT * FROM looks")) == {(0, 0, 0), (0, 0, 1), (0, 0, None)}
     assert main(["check", str(looked.folder)]) == 0
-
-
-def test_what_a_look_gave_back_and_another_worker_put_back_may_come_again_in_the_same_epoch(launch: Launch) -> None:
-    """The other worker was leased it in between, so it is no batch that the look put back."""
-    folder = look(launch, "one", "-n", "1", "-p", "asp").folder
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as database, database:
-        database.execute("INSERT INTO leases SELECT worker, epoch, epoch, batch FROM batches LIMIT 1")
-    assert main(["check", str(folder)]) == 0
-
-
-def test_a_look_that_was_none_is_found(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = look(launch, "one", "-n", "1", "-p", "bsp").folder
-    for number, (change, rule) in enumerate(FORGED):
-        forged = shutil.copytree(folder, tmp_path / f"forged-{number}")
-        with closing(sqlite3.connect(forged / "ledger.sqlite")) as database, database:
-            database.execute(change)
-        assert main(["check", str(forged)]) == FAILED, change
-        assert rule in capsys.readouterr().out, change

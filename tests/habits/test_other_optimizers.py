@@ -27,8 +27,6 @@ data = TensorDataset(x, x.sum(1, keepdim=True))
 model = nn.Linear(4, 1)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=8), epochs=3)
-teacher = copy.deepcopy(model)
-of_teacher = Plain(teacher.parameters())
 
 def loss_of(model, inputs, wanted):
     return (model(inputs) - wanted).square().mean()
@@ -37,14 +35,6 @@ for epoch in range(3):
     if epoch == 1 and what == "new":
         optimizer = Plain(model.parameters())
     for inputs, wanted in loader:
-        if what == "copies":
-            loss_of(teacher, inputs, wanted).backward()
-            of_teacher.step()
-            of_teacher.zero_grad()
-            clone = copy.deepcopy(model)
-            inner = Plain(clone.parameters())
-            loss_of(clone, inputs, wanted).backward()
-            inner.step()
         if what == "by hand" and epoch:
             gradients = torch.autograd.grad(loss_of(model, inputs, wanted), list(model.parameters()))
             for parameter, gradient in zip(model.parameters(), gradients):
@@ -53,15 +43,14 @@ for epoch in range(3):
         loss_of(model, inputs, wanted).backward()
         optimizer.step()
         optimizer.zero_grad()
-if what in ("copies", "fold"):
-    paceline.finish()
 if what == "fold":
-    paceline.prepare(teacher, of_teacher)
-if what in ("copies", "after"):
+    paceline.finish()
+    teacher = copy.deepcopy(model)
+    paceline.prepare(teacher, Plain(teacher.parameters()))
+if what == "after":
     tuned = Plain(model.parameters())
     loss_of(model, x, x.sum(1, keepdim=True)).backward()
     tuned.step()
-    print("trains on alone")
 if what == "by hand after":
     for _ in range(3):
         model.zero_grad()
@@ -92,15 +81,6 @@ def test_training_beside_the_prepared_optimizer_ends_the_run_in_one_line(
     ended = launch.run(SCRIPT, "-n", "2", "-p", protocol, args=(what,)).refused(LINES[what])
     assert ended.err.count("paceline: the script") == 1
     assert "has ended" not in ended.out
-
-
-@pytest.mark.parametrize("protocol", each(["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus"], default=["bsp"]))
-def test_optimizers_of_copies_step_and_the_model_is_the_script_s_own_after_finish(
-    protocol: str, launch: Launch
-) -> None:
-    ended = launch.run(SCRIPT, "-n", "2", "-p", protocol, "--tee", "all", args=("copies",)).completed()
-    assert "trains on alone" in ended.out
-    assert "has ended" in ended.out
 
 
 @pytest.mark.parametrize("protocol", each(["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus"], default=["bsp"]))

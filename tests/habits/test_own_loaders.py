@@ -54,11 +54,6 @@ class Twice(DataLoader):
         for _ in range(2):
             yield from super().__iter__()
 
-class Chained(DataLoader):
-    def __iter__(self):
-        while True:
-            yield from super().__iter__()
-
 class TorchsIterator(DataLoader):
     def __iter__(self):
         return _SingleProcessDataLoaderIter(self)
@@ -97,14 +92,6 @@ class Ready(DataLoader):
         for _ in range(len(self)):
             yield next(self.iterator)
 
-class Endless(Ready):
-    def __len__(self):
-        raise TypeError("no length")
-
-    def __iter__(self):
-        while True:
-            yield next(self.iterator)
-
 torch.manual_seed(0)
 data = TensorDataset(torch.arange(64.0).reshape(64, 1))
 loader = globals()[name](data, batch_size=8, shuffle=True, num_workers=loaders)
@@ -122,7 +109,7 @@ def train(batches):
         optimizer.zero_grad()
         seen[-1] += x.flatten().tolist()
 
-for _ in range(1 if name == "Chained" else 2):
+for _ in range(2):
     train(loader)
 print(json.dumps(seen))
 """)
@@ -172,22 +159,6 @@ def test_each_worker_uses_its_items_of_what_a_ready_iterator_gives(loaders: int,
     assert [seen_in(run, loop) for loop in range(2)] == [ONCE] * 2
     assert "the loader's class Ready iterates in a way of its own" in run.err
     assert "each of the 2 workers loads all batches, and trains on one in 2" in run.err
-
-
-def test_a_stream_that_has_neither_a_length_nor_an_end_is_refused(launch: Launch) -> None:
-    run = launch.run(SCRIPT, "-n", "2", args=("Endless", "0"))
-    run.refused("prepare() got a Endless, whose batches don't come of its batch sampler alone")
-    assert run.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("protocol", each(["bsp", "asp", "all-reduce"], default=("asp",)))
-def test_each_pass_of_a_class_that_chains_them_is_an_epoch_and_the_last_one_ends_it(
-    protocol: str, launch: Launch
-) -> None:
-    run = trained(launch, "Chained", "-p", protocol)
-    assert seen_in(run, 0) == sorted(2 * ONCE)
-    assert (run.summary["samples"], run.summary["samples_missed"]) == (128, 0)
-    assert run.rows("SELECT epoch, samples FROM epochs ORDER BY epoch") == [(0, 64), (1, 64)]
 
 
 def test_what_a_class_sets_as_it_iterates_is_there_in_the_next_loop(launch: Launch) -> None:

@@ -117,15 +117,6 @@ def test_four_workers_that_save_to_one_path_each_read_what_they_saved_and_worker
         assert sorted(file.name for file in own.iterdir()) == sorted(names)
 
 
-def test_with_saves_all_every_worker_writes_to_the_path_that_its_script_says(launch: Launch, tmp_path: Path) -> None:
-    script = training(after="torch.save(model.state_dict(), f'{sys.argv[1]}/{me}.pt')")
-    ended = launch.run(script, "-n", "2", "-p", "asp", "--saves", "all", args=(str(tmp_path),)).completed()
-    assert (tmp_path / "0.pt").exists()
-    assert (tmp_path / "1.pt").exists()
-    assert not (ended.folder / "worker-1").exists()
-    assert ended.rows("SELECT value FROM run WHERE key = 'saves'") == [('"all"',)]
-
-
 def test_a_save_that_fails_half_way_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(b"whole")
@@ -217,32 +208,3 @@ def test_open_stays_a_name_that_a_class_can_have(opening: Opening) -> None:
     with opens().open(__file__) as file:
         assert file.readline().startswith('"""')
     assert opening.__name__ == "open"
-
-
-# --- the best state, which is put back when training is over
-
-
-SCRIPT = training(
-    before="""
-    import copy
-    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    """,
-    each_epoch="if epoch == 0: best = copy.deepcopy(model.state_dict())",
-    after="""
-    model.load_state_dict(best)
-    shown = dict(model.named_parameters())
-    torch.save({"best": best, "state": model.state_dict(), "shown": shown}, f"{sys.argv[1]}/{me}.pt")
-    """,
-)
-
-
-@pytest.mark.parametrize("protocol", ["bsp", "all-reduce"])
-def test_the_state_of_a_model_that_was_given_its_best_values_back_is_these(protocol: str, launch: Launch) -> None:
-    folder = launch.tmp_path
-    launch.run(SCRIPT, "-n", "2", "-p", protocol, "--saves", "all", args=(str(folder),)).completed()
-    for worker in range(2):
-        saved = torch.load(folder / f"{worker}.pt")
-        assert saved["best"].keys() == saved["state"].keys()
-        assert all(torch.equal(value, saved["state"][name]) for name, value in saved["best"].items())
-        assert all(torch.equal(value, saved["state"][name]) for name, value in saved["shown"].items())

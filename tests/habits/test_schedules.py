@@ -30,7 +30,6 @@ if plans:
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=EPOCHS * len(loader))
 else:
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, cooldown=1)
-others = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([torch.zeros(1)], lr=1.0))
 prepared = [] if "unprepared" in sys.argv else [scheduler]
 model, optimizer, loader, *_ = paceline.prepare(model, optimizer, loader, *prepared, epochs=EPOCHS)
 for epoch in paceline.epochs(EPOCHS):
@@ -42,9 +41,7 @@ for epoch in paceline.epochs(EPOCHS):
             scheduler.step()
         if "slow" in sys.argv:
             time.sleep(0.002 * worker)
-    if "others" in sys.argv:
-        others.step(1.0)
-    elif not plans and ("main" not in sys.argv or paceline.is_main()):
+    if not plans and ("main" not in sys.argv or paceline.is_main()):
         scheduler.step((epoch + 1.0) * (worker + 1))
 paceline.finish()
 if plans:
@@ -85,13 +82,6 @@ def test_a_plan_of_all_epochs_ends_where_it_would_alone_and_is_replayed_to_the_b
 def test_under_ddp_a_plan_ends_where_it_would_alone(launch: Launch) -> None:
     ended = run(launch, "-n", "2", "-p", "ddp", args=("plan",))
     assert lengths(ended) == [(72, 72)]  # worker 0 prints
-
-
-def test_a_run_that_was_stopped_comes_to_the_plan_s_end_once_it_goes_on(launch: Launch) -> None:
-    stopped = run(launch, "-n", "2", "-p", "bsp", "--max-steps", "30", "--checkpoint", "2", args=("plan",))
-    ended = launch.resume(stopped.folder, "--max-steps", "1000").completed()
-    for worker in range(2):
-        assert "at 72 of 72" in (ended.folder / f"worker-{worker}.log").read_text().splitlines()[-1]
 
 
 def test_a_scheduler_that_was_not_prepared_is_told_of_as_it_first_steps(launch: Launch) -> None:
@@ -174,11 +164,3 @@ def test_one_line_says_whose_decision_counts_if_it_is_not_prepared(protocol: str
     err = " ".join(run(launch, "-n", "2", "-p", protocol, args=("unprepared",)).err.split())
     assert err.count("ReduceLROnPlateau") == err.count("paceline.prepare(model, optimizer, loader, scheduler)") == 1
     assert SAID[protocol] in err
-
-
-@pytest.mark.parametrize(("step", "workers"), [("others", "2"), ("own", "1")])
-def test_nothing_is_said_of_another_optimizers_scheduler_or_of_one_worker(
-    step: str, workers: str, launch: Launch
-) -> None:
-    ended = run(launch, "-n", workers, "-p", "bsp", args=("unprepared", step))
-    assert "ReduceLROnPlateau" not in ended.err

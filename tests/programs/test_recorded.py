@@ -54,13 +54,6 @@ def test_a_crashed_run_has_a_status_and_a_summary_of_what_there_is(tmp_path: Pat
     assert "crashed" in run._repr_html_()
 
 
-def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
-    for kind, what in ((paceline.Run, "name a run's folder"), (paceline.Comparison, "no comparison can be read")):
-        with pytest.raises(ConfigError, match=what) as refused:
-            kind(tmp_path)
-        assert "\n" not in str(refused.value)
-
-
 def test_a_run_without_versions_has_no_state_dict(folder: Path) -> None:
     with pytest.raises(ConfigError, match="the run recorded no final version"):
         paceline.Run(folder).state_dict()

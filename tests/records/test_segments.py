@@ -25,7 +25,7 @@ from paceline.records.explain.findings import findings
 from paceline.records.explain.numbers import numbers
 from paceline.records.explain.sentences import sentences
 from paceline.records.ledger import TABLES, Ledger, connect, read_facts
-from paceline.records.reading import open_run, read_before, tally_of
+from paceline.records.reading import open_run, read_before
 from paceline.records.report.contents import contents, page
 from paceline.records.truncate import cut
 from paceline.records.update_outcomes import UpdateOutcomes
@@ -124,14 +124,6 @@ def test_the_time_between_two_segments_is_nobodys(run: Path) -> None:
     for row in summary["per_worker"]:
         parts = sum(row[f"{part}_seconds"] for part in ("compute", "wait", "transfer", "other"))
         assert parts == pytest.approx(row["left"]["at"] - first - 2 * 2.0)
-
-
-def test_a_tally_of_a_ledger_is_the_one_that_was_counted_as_it_was_written(run: Path) -> None:
-    with closing((opened := open_run(run, registry())).ledger):
-        again = tally_of(run / "ledger.sqlite").summary(
-            protocol=opened.choice, workers=4, threads=None, seed=0, outcome="completed"
-        )
-    assert again == json.loads((run / "summary.json").read_text())
 
 
 def test_what_a_replica_had_alone_is_in_its_snapshot() -> None:

@@ -162,11 +162,6 @@ def test_cost_and_break_even_are_those_of_the_authors(goal: float | None, cost: 
     assert result.break_even == pytest.approx(break_even, abs=0.05)
 
 
-def test_without_a_run_that_does_not_switch_the_cost_is_not_known() -> None:
-    result, _ = searched(Search(goal=0.9), step(0.1))
-    assert (result.bsp_seconds, result.cost, result.break_even) == (None, None, None)
-
-
 def test_a_search_that_saves_nothing_never_pays() -> None:
     nothing_found, _ = searched(Search(), step(1.0))
     assert nothing_found.switch_at == 1.0

@@ -157,29 +157,6 @@ def test_a_slow_down_at_a_time_comes_at_that_time_whatever_step_that_is(tmp_path
         assert run.costs.compute(0, step, 1.1) == pytest.approx(0.15)
 
 
-def test_what_a_step_takes_is_told_apart(tmp_path: Path) -> None:
-    costs = costly(STRAGGLER)
-    _, run = made(tmp_path / "run", "bsp", costs=costs)
-    for worker in range(4):
-        for step in range(24):
-            found = run.costs.steps[worker][step]
-            assert found.compute == pytest.approx(costs.compute(worker, step, 0.0), abs=1e-9)
-            for part, expected in (
-                (found.before, costs.before(worker, step)),
-                (found.after, costs.after(worker, step)),
-            ):
-                assert (part.own, part.messages) == pytest.approx((expected.own, expected.messages), abs=1e-9)
-    assert run.costs.commits.given[7] == ((4,), pytest.approx(0.0081, abs=1e-9))
-
-
-def test_of_a_version_that_had_to_wait_for_another_only_its_own_time_counts(tmp_path: Path) -> None:
-    scenario = replace(STRAGGLER, network=None, speeds={})
-    _, run = made(tmp_path / "run", "asp", scenario, costs=costly(scenario))
-    costs = [seconds for _, seconds in run.costs.commits.given.values()]
-    assert len(costs) >= 90
-    assert max(costs) == pytest.approx(0.0052, abs=1e-9)
-
-
 Written = list[tuple[Fact, tuple[Order, ...]]]
 
 
@@ -224,13 +201,6 @@ TIMES = {(0, 0): StepTimes(began=0.1, compute=0.7, push=0.02, wait=0.1, pull=0.0
 def test_a_version_takes_as_long_as_the_store_was_at_it_whenever_it_is_pulled(pulled_at: float, tmp_path: Path) -> None:
     run = written(tmp_path / "run", one_step(pulled_at), TIMES)
     assert run.costs.commits.given == {1: ((1,), 0.1)}
-
-
-def test_what_is_neither_computing_nor_the_workers_own_are_messages(tmp_path: Path) -> None:
-    run = written(tmp_path / "run", one_step(1.0), TIMES)
-    before, after = Overhead(own=0.09), Overhead(own=0.02, messages=0.18)
-    step = StepCosts(number=0, began=0.1, release=0.01, before=before, compute=0.7, works=0.7, after=after)
-    assert run.costs.steps == {0: {0: step}}
 
 
 def test_taking_up_a_version_counts_for_the_step_that_is_computed_on_it(tmp_path: Path) -> None:

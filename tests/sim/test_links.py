@@ -90,11 +90,6 @@ class Twin:
         return rates
 
 
-def rates(of: Fluid[Any], routes: Iterable[Route]) -> dict[Route, float]:
-    """The rate of each flow of the routes that have any."""
-    return {route: route.share[0] / route.share[1] for route in routes if route.flows}
-
-
 @dataclass
 class History:
     """A random one: flows over random routes begin, end and are cancelled. The twin is told the same."""
@@ -146,47 +141,6 @@ def test_flows_end_when_an_exact_twin_says_that_they_do_however_late_they_are_as
     exact = {flow: float(at + history.twin.latency) for flow, at in history.twin.left_at.items()}
     assert history.found == pytest.approx(exact, rel=1e-9, abs=1e-9)
     assert history.of.under_way == 0
-
-
-@each_seed(range(60))
-def test_no_rate_can_grow_without_shrinking_one_that_is_no_larger(seed: int) -> None:
-    """Each flow has a way that is full, on which no flow is faster, or that gives no flow more."""
-    history = History(seed)
-
-    def look() -> None:
-        now = rates(history.of, history.routes)
-        for way in history.ways:
-            assert sum(now[route] * route.flows for route in way.routes) <= way.goodput() * (1 + 1e-9)
-        for route, rate in now.items():
-            assert any(
-                rate >= way.each * (1 - 1e-9)
-                or (
-                    rate >= max(now[other] for other in way.routes) * (1 - 1e-9)
-                    and sum(now[other] * other.flows for other in way.routes) >= way.goodput() * (1 - 1e-9)
-                )
-                for way in route.ways
-            )
-
-    history.play(look)
-
-
-@each_seed(range(40))
-def test_a_busy_way_delivers_its_whole_goodput(seed: int) -> None:
-    draw = random.Random(seed)
-    way, of, at, total = Way(draw.uniform(1.0, 1e9), 0.6), Fluid[int](), 0.0, 0
-    route = Route((way,))
-    began = {}
-    for number in range(50):
-        at += draw.expovariate(way.bandwidth / 100)
-        size = draw.randint(1, 400)
-        began[number], total = at, total + size
-        of.begin(route, size, at, number)
-    changes = sorted([(at, 1) for at in began.values()] + [(end, -1) for end in ends(of).values()])
-    flows, since, carried = 0, 0.0, 0.0
-    for moment, change in changes:
-        carried += (moment - since) * way.bandwidth * (0.0, 1.0, 0.6)[min(flows, 2)]
-        flows, since = flows + change, moment
-    assert carried == pytest.approx(total, rel=1e-9)
 
 
 def test_a_way_that_is_never_idle_stays_exact() -> None:
@@ -336,17 +290,8 @@ PLAIN, LATE, INCAST = (
 STORE: dict[str, tuple[Network, list[Begun], list[float]]] = {
     "a push alone": (LATE, [("push", 200, 1.0)], [3.5]),
     "a pull alone": (LATE, [("pull", 200, 1.0)], [3.5]),
-    "seven at once": (LATE, [("push", 25, 2.0)] * 7, [4.25] * 7),
-    "three at once": (LATE, [("pull", 25, 2.0)] * 3, [3.25] * 3),
-    # at 2: 0 has 100 left, 1 has 100, 2 has 50; 2 leaves after 1.5 s; then 50 and 50 left, halved: 1 s
-    "staggered": (PLAIN, [("push", 250, 0.0), ("push", 150, 1.0), ("push", 50, 2.0)], [4.5, 4.5, 3.5]),
-    "a smaller and a larger": (PLAIN, [("pull", 300, 0.0), ("pull", 100, 0.0)], [4.0, 2.0]),
     "the two ways": (INCAST, [("push", 100, 0.0), ("pull", 100, 0.25), ("pull", 100, 0.25)], [1.0, 2.25, 2.25]),
-    "a latency shares nothing": (LATE, [("push", 100, 0.0), ("push", 100, 1.0)], [1.5, 2.5]),
-    "no byte": (LATE, [("push", 100, 0.0), ("push", 0, 0.25), ("push", 0, 0.25)], [1.5, 0.75, 0.75]),
     "unlimited": (Network(latency=LATENCY), [("push", 10**18, 1.0), ("pull", 0, 1.0), ("push", 7, 1.5)], [1.5, 1.5, 2]),
-    # 1 s alone: 100 left; then 25 each at 25 a second: 1 s; then 75 alone
-    "incast while two enter": (INCAST, [("push", 200, 0.0), ("push", 25, 1.0)], [2.75, 2.0]),
     "incast is one factor for any number": (INCAST, [("push", 100, 0.0)] * 5, [10.0] * 5),
     "incast slows no broadcast": (INCAST, [("pull", 100, 0.0)] * 2, [2.0] * 2),
     "several servers": (Network(bandwidth=25.0, servers=4), [("push", 100, 0.0)] * 2, [2.0] * 2),

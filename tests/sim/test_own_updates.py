@@ -95,13 +95,3 @@ def test_a_worker_sees_all_of_its_own_updates_and_of_the_others_those_in_its_ver
                     pass
     assert set(lacked) == ({0, 1, 2} if pull == "free" else {0, 1})
     assert lacked.count(2) > 20 or pull == "after-push"
-
-
-def test_a_run_with_free_pulls_is_made_again_to_the_same_bits(runs: Runs, tmp_path: Path) -> None:
-    recorded = runs["free"].result().completed()
-    again = called(tmp_path / "again", "replay", str(recorded.folder), "--out", str(tmp_path / "again")).completed()
-    sums = "SELECT version, checksum FROM checksums ORDER BY version"
-    assert len(recorded.rows(sums)) == 60
-    assert recorded.rows(sums) == again.rows(sums)
-    seen = "SELECT worker, step, value FROM scalars WHERE name = 'seen' ORDER BY worker, step"
-    assert recorded.rows(seen) == again.rows(seen)

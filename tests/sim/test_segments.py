@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from paceline.core.choice import Choice, choose
 from paceline.core.drive import drive
-from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
-from paceline.core.orders import ApplyUpdate, Order, Reduce
+from paceline.core.facts import Fact, TrainingBegan, WorkerLeft
+from paceline.core.orders import Order
 from paceline.protocols import registry
 from paceline.records.journal import Journal
 from paceline.records.ledger import Ledger, NoLedger, read_facts
 from paceline.scenario.scenario import Kill, Network, Scenario
 from paceline.sim.simulate import Simulation, play, training_of, world_of
 from paceline.sim.world import Limit
-from protocols.test_conformance import CHOICES
 from support.going_on import following
 
 History = list[tuple[Fact, tuple[Order, ...]]]
@@ -46,27 +42,6 @@ def told(one: Simulation) -> History:
 
     drive(one.choice.machine(), world.facts(), world.carry_out, record)
     return history
-
-
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_step_numbers_versions_groups_and_the_clock_go_on_in_the_next_segment(choice: Choice) -> None:
-    if choice.spec.misfit is not None and choice.spec.misfit(choice.config, ["node"] * 4):
-        pytest.skip("it can't train there")
-    first = told(simulation(choice))
-    cut = random.Random(str(choice)).randrange(len(first) // 3, len(first) - 4)
-    begins = following(choice, [fact for fact, _ in first[:cut]])
-    later = told(simulation(choice, begins=begins, seed=7))
-    assert later[0][0] == begins
-    both = [*first[:cut], *later]
-    moments = [fact.at for fact, _ in both]
-    assert moments == sorted(moments)
-    steps = [(fact.worker, fact.step) for fact, _ in both if isinstance(fact, GradientReady)]
-    assert len(steps) == len(set(steps))
-    versions = [order.version for _, orders in both for order in orders if isinstance(order, ApplyUpdate)]
-    assert versions == list(range(1, len(versions) + 1))
-    groups = [order.group for _, orders in both for order in orders if isinstance(order, Reduce)]
-    assert len(groups) == len(set(groups))
-    assert begins.done > 0
 
 
 def test_a_worker_of_an_earlier_segment_is_not_killed_once_more() -> None:

@@ -29,6 +29,17 @@ def habit(function):
     HABITS[function.__name__] = function
     return function
 
+def train(model, optimizer, *loader):
+    before_the_first_step(model)
+    seen = {}
+    for name, function in HABITS.items():
+        try:
+            seen[name] = function(model, model[name], optimizer, *loader)
+        except Exception:
+            seen[name] = traceback.format_exc()
+        optimizer.zero_grad()
+    return seen
+
 class Part(nn.Module):
     def __init__(self):
         super().__init__()
@@ -38,6 +49,11 @@ class Part(nn.Module):
         hidden = torch.tanh(self.first(x))
         return self.second(hidden if first else hidden.detach())
 """)
+
+SAVES = """
+if __name__ == "__main__":
+    torch.save(train(*paceline.prepare(*build())), sys.argv[1])
+"""
 
 # --- one worker, no loader: each habit trains a part of the model that is its own -----------------------
 
@@ -58,17 +74,6 @@ def build():
     groups = [{"params": list(model[name].parameters())} for name in model]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
     return model, optimizer
-
-def train(model, optimizer):
-    before_the_first_step(model)
-    seen = {}
-    for name, function in HABITS.items():
-        try:
-            seen[name] = function(model, model[name], optimizer)
-        except Exception:
-            seen[name] = traceback.format_exc()
-        optimizer.zero_grad()
-    return seen
 
 def before_the_first_step(model):
     model["filled"].first.weight.data.fill_(0.25)
@@ -206,10 +211,8 @@ def saved_sub_module(model, part, optimizer):
     of_whole = {name: whole[f"saved_sub_module.{name}"] for name in saved}
     return [saved, single, of_whole, present, plain_loop(part, optimizer)]
 
-if __name__ == "__main__":
-    seen = train(*paceline.prepare(*build()))
-    torch.save(seen, sys.argv[1])
 """
+    + SAVES
 )
 
 # --- one worker with a loader: each habit takes two epochs of it ----------------------------------------
@@ -239,15 +242,8 @@ def build():
     loader = DataLoader(data, batch_size=4)
     return model, optimizer, loader
 
-def train(model, optimizer, loader):
-    seen = {}
-    for name, function in HABITS.items():
-        try:
-            seen[name] = function(model, model[name], optimizer, loader)
-        except Exception:
-            seen[name] = traceback.format_exc()
-        optimizer.zero_grad()
-    return seen
+def before_the_first_step(model):
+    pass
 
 @habit
 def accumulated(model, part, optimizer, loader):
@@ -290,9 +286,8 @@ def batch_norm(model, part, optimizer, loader):
             optimizer.step()
     return [buffer.clone() for buffer in part.buffers()]
 
-if __name__ == "__main__":
-    torch.save(train(*paceline.prepare(*build())), sys.argv[1])
 """
+    + SAVES
 )
 
 # --- one worker: checkpoints ----------------------------------------------------------------------------
@@ -336,7 +331,8 @@ if __name__ == "__main__":
 
 # --- one worker: a scaler that leaves unscaling and skipping to the optimizer -----------------------------
 
-FUSED = script("""
+FUSED = (
+    script("""
 def build():
     torch.manual_seed(10)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -354,10 +350,9 @@ def train(model, optimizer):
         scaler.update()
         scales.append(scaler.get_scale())
     return scales
-
-if __name__ == "__main__":
-    torch.save(train(*paceline.prepare(*build())), sys.argv[1])
 """)
+    + SAVES
+)
 
 # --- one worker: a loader with everything of the script's own ---------------------------------------------
 

@@ -152,16 +152,6 @@ def whole_of(stores: Sequence[Store]) -> Whole:
 # --- versions
 
 
-@pytest.mark.parametrize("hosts", [2, 3])
-@pytest.mark.parametrize("name", NAMES)
-def test_versions_made_range_by_range_and_the_states_put_together_are_those_of_one_store(name: str, hosts: int) -> None:
-    one, shards = store_of(name), shards_of(name, hosts)
-    groups = [{group for part in shard.parts for group in part.groups} for shard in shards]
-    assert any(own != {0, 1, 2} for own in groups), "some range has nothing of a group"
-    train_alike(name, one, shards, range(STEPS))
-    assert pack_whole(whole_of(shards)) == pack_whole(whole_of([one]))
-
-
 def test_a_store_takes_no_state_for_what_is_not_in_its_range() -> None:
     one, shards = store_of("AdamW"), shards_of("AdamW", 3)
     train_alike("AdamW", one, shards, range(1))
@@ -244,11 +234,14 @@ def take_over(shards: list[Store], leaving: int, by: int) -> None:
 
 @pytest.mark.parametrize(("leaving", "by", "threads"), [(1, 0, 1), (1, 2, 2), (2, 1, 3), (0, 1, 8)])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_range_is_taken_over_with_its_state_and_all_versions_are_those_of_one_store_with_any_number_of_threads(
+def test_versions_made_range_by_range_and_states_put_together_are_those_of_one_store_also_once_a_range_was_taken_over(
     name: str, leaving: int, by: int, threads: int
 ) -> None:
     one, shards = store_of(name), shards_of(name, 3)
+    groups = [{group for part in shard.parts for group in part.groups} for shard in shards]
+    assert any(own != {0, 1, 2} for own in groups), "some range has nothing of a group"
     train_alike(name, one, shards, range(STEPS), threads)
+    assert pack_whole(whole_of(shards)) == pack_whole(whole_of([one]))
     take_over(shards, leaving, by)
     train_alike(name, one, shards, range(STEPS, 2 * STEPS), threads)
     assert pack_whole(whole_of(shards)) == pack_whole(whole_of([one]))

@@ -189,16 +189,6 @@ def test_a_version_that_is_made_at_once_is_told_of_by_its_end_alone(monkeypatch:
     assert (begins[0], ends[-1]) == store.within
 
 
-def test_hyperparameters_that_come_with_a_commit_hold_from_it_on() -> None:
-    model = nn.ParameterList([nn.Parameter(torch.zeros(1))])
-    store = store_of(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    push(store, 0, [torch.ones(1)])
-    store.set_scalars([{"lr": 0.25}])
-    store.commit(0, 1, [(0, 1.0)])
-    store.commit(1, 2, [(0, 1.0)])
-    assert [slot[0].item() for slot in slots_of(store)] == [0.0, -0.25, -0.5]
-
-
 @pytest.mark.parametrize("rate", [numpy.float32(0.05), numpy.float64(0.02), numpy.int64(1)])
 def test_a_rate_that_the_script_sets_as_a_number_of_numpy_s_is_that_number_in_the_store(rate: Any) -> None:
     model = nn.Linear(4, 3)
