@@ -24,8 +24,8 @@ from paceline.protocols import registry
 from paceline.records.timeline import Timeline
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = {"parameter-server": ("contended.toml", 2.4), "decentralized": ("two_nodes.toml", 1.2)}
-"""A protocol's family: the scenario of its run, and the seconds of it that the picture shows."""
+SCENARIOS = {"store": ("contended.toml", 2.4), "replicas": ("two_nodes.toml", 1.2)}
+"""By a protocol's `Spec.state`: the scenario of its run, and the seconds of it that the picture shows."""
 SCRIPT = ("examples/digits.py", "--epochs", "2")
 PROTOCOLS = {
     "ad-psgd": "ad-psgd",
@@ -74,7 +74,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="paceline-timelines-") as temporary:
         for name in args.names or PROTOCOLS:
-            scenario, seconds = FAMILIES[choose(PROTOCOLS[name], registry()).spec.family]
+            scenario, seconds = SCENARIOS[choose(PROTOCOLS[name], registry()).spec.state]
             timeline = train(PROTOCOLS[name], scenario, (args.keep or Path(temporary)) / name)
             began, ended = window(timeline, args.seconds or seconds)
             (args.out / f"{name}.svg").write_text(draw(timeline, PROTOCOLS[name], began, ended))

@@ -237,7 +237,7 @@ def test_seeds_draw_what_the_world_is_to_show() -> None:
     kinds = Counter(type(fault).__name__ for history in histories for fault in history.faults)
     assert len(kinds) == 15, kinds
     assert {history.choice.spec.name for history in histories} == {*PROTOCOLS, *IN_GROUPS}
-    groups = {history.protocol for history in histories if history.choice.spec.in_groups}
+    groups = {history.protocol for history in histories if history.choice.spec.groups}
     assert any("topology=bipartite-complete" in protocol for protocol in groups)
     assert all(any(f"schedule={one}" in protocol for protocol in groups) for one in ("smart", "static", "random"))
     assert {history.hosts for history in histories} == {2, 3, 4}

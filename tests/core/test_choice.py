@@ -41,7 +41,7 @@ class Careless:
 
 def spec(name: str, config: type[Any]) -> Spec:
     return Spec(
-        name=name, title="", family="decentralized", paper="", config=config, machine=lambda config: config,
+        name=name, title="", state="replicas", paper="", config=config, machine=lambda config: config,
         rounds=False, invariants={},
     )  # fmt: skip
 

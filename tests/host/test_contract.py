@@ -75,7 +75,7 @@ def hosts(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def training(hosts: str) -> Makes:
     def made(workers: int = 3, protocol: str = "asp", **given: Any) -> Company:
-        if hosts == "several" and registry()[protocol].versions != "stored":
+        if hosts == "several" and registry()[protocol].state == "replicas":
             pytest.skip("only protocols with a store run on several hosts")
         return HOSTS[hosts](workers, protocol, **given)
 

@@ -47,6 +47,6 @@ def test_a_run_with_a_slow_worker_and_a_death_ends_on_the_same_bits_again(protoc
     assert again.summary["final_parameters_sha256"] == run.summary["final_parameters_sha256"]
     assert again.summary["final_parameters_sha256"] in again.out
     assert all(run.rows(query) == again.rows(query) for query in (*QUERIES, CHECKSUMS))
-    assert bool(run.rows(CHECKSUMS)) == (registry()[protocol.partition(":")[0]].family == "parameter-server")
+    assert bool(run.rows(CHECKSUMS)) == (registry()[protocol.partition(":")[0]].state == "store")
     for folder in (run.folder, again.folder):
         assert (found := checked(folder)).ok, found.wrong

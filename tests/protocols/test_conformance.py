@@ -89,7 +89,7 @@ def test_the_same_where_there_are_many_states(choice: Choice) -> None:
 @pytest.mark.parametrize("choice", WALKED, ids=str)
 def test_it_survives_a_join_and_a_departure_in_every_reachable_state(choice: Choice) -> None:
     """A single step of each; larger ones are in the long suite. Where there are far more states, one worker begins."""
-    workers = 1 if choice.spec.family == "decentralized" or str(choice) in MANY else 2
+    workers = 1 if choice.spec.state == "replicas" or str(choice) in MANY else 2
     assert walk(choice, workers, steps=1, departures=1, joins=1) > 25
 
 
@@ -115,7 +115,7 @@ def test_a_worker_that_pauses_at_any_time_and_resumes_at_any_time_is_not_lost(ch
 def test_the_same_in_larger_companies_where_workers_come_and_go_and_the_end_of_every_pull_is_told(
     choice: Choice, workers: int, steps: int, changes: dict[str, int]
 ) -> None:
-    if "joins" in changes and choice.spec.family == "decentralized":
+    if "joins" in changes and choice.spec.state == "replicas":
         steps = 1
     assert walk(choice, workers, steps, **changes) > 50  # type: ignore[arg-type]
 
@@ -148,7 +148,7 @@ def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
     alone = World.of(choice, 1, 5)
     orders = [order for _, orders in wander(alone, random.Random(0)) for order in orders]
     changes = [order for order in orders if isinstance(order, ApplyUpdate | StepReplica | Reduce)]
-    if choice.spec.family == "decentralized":
+    if choice.spec.state == "replicas":
         assert changes == [StepReplica(worker=0, step=step, version=step + 1) for step in range(5)]
     else:
         assert changes == [ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)) for step in range(5)]

@@ -56,7 +56,7 @@ def test_the_first_orders_of_a_segment_have_its_version_and_step_numbers(choice:
     world = World.of(choice, workers=3, steps=1, version=7, first={0: 5, 2: 9})
     _, orders = next(wander(world, random.Random(0)))
     released = {order.worker: (order.step, order.version) for order in orders if type(order).__name__ == "Release"}
-    version = 7 if choice.spec.family == "parameter-server" else 0
+    version = 7 if choice.spec.state == "store" else 0
     assert released == {0: (5, version), 1: (0, version), 2: (9, version)}
 
 
@@ -76,7 +76,7 @@ def test_a_beginning_of_an_older_ledger_is_that_of_a_first_segment() -> None:
 
 
 def test_replicas_and_sync_switch_remember_and_no_protocol_that_can_be_a_part_does() -> None:
-    replicas = {name for name, spec in registry().items() if spec.family == "decentralized"}
+    replicas = {name for name, spec in registry().items() if spec.state == "replicas"}
     assert {*replicas, "sync-switch"} == REMEMBER
 
 

@@ -15,7 +15,7 @@ from paceline.core.orders import ApplyUpdate, Order, SwitchProtocol
 from paceline.protocols import registry, sync_switch
 from support.walk import World, walk, wander
 
-SIMPLE = [spec.name for spec in registry().values() if spec.family == "parameter-server" and not spec.parts]
+SIMPLE = [spec.name for spec in registry().values() if spec.state == "store" and not spec.parts]
 VARIANTS = [*SIMPLE, "ssp:bound=0", "hsp:idle=always,stale=accumulate", "hsp:idle=always,order=rank,stale=discard"]
 PAIRS = list(product(VARIANTS, VARIANTS))
 POINTS = ("0.0", "0.2", "0.5", "0.9", "1.0")

@@ -388,12 +388,12 @@ def test_what_is_kept_of_the_workers_does_not_grow_with_the_run() -> None:
 # --- its card ---------------------------------------------------------------------------------------
 
 
-def test_no_two_protocols_of_a_family_give_one_code_two_sentences() -> None:
-    """Orders keep the reasons of the part that gave them, and parts are of the whole's family."""
+def test_no_two_protocols_of_one_state_give_one_code_two_sentences() -> None:
+    """Orders keep the reasons of the part that gave them, and parts have the whole's `Spec.state`."""
     said: dict[tuple[str, str], dict[str, list[str]]] = {}
     for spec in registry().values():
         for code, text in spec.reasons.items():
-            said.setdefault((spec.family, code), {}).setdefault(text, []).append(spec.name)
+            said.setdefault((spec.state, code), {}).setdefault(text, []).append(spec.name)
     assert {code: texts for code, texts in said.items() if len(texts) > 1} == {}
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from picture import timeline_of
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan, WorkerLeft
+from paceline.core.machine import State
 from paceline.core.orders import DropUpdate, Order, Reduce, StepReplica
 from paceline.protocols import registry
 from paceline.records.journal import Journal
@@ -65,9 +66,9 @@ def told(pairs: Sequence[Pair]) -> Tally:
     return tally
 
 
-def summed_up(tally: Tally, family: Literal["parameter-server", "decentralized"] = "decentralized") -> Summary:
+def summed_up(tally: Tally, state: State = "replicas") -> Summary:
     choice = choose("asp", registry())
-    choice = replace(choice, spec=replace(choice.spec, family=family))
+    choice = replace(choice, spec=replace(choice.spec, state=state))
     return tally.summary(protocol=choice, workers=2, threads=1, seed=0, outcome="completed")
 
 
@@ -150,7 +151,7 @@ def test_versions_of_a_decentralized_run_are_its_recorded_means() -> None:
     for version in (0, 3, 7):
         tally.recorded(version, 1.0, 8)
     assert summed_up(tally)["versions"] == 3
-    assert summed_up(tally, "parameter-server")["versions"] == 0
+    assert summed_up(tally, "store")["versions"] == 0
 
 
 def test_consensus_is_in_the_summary_and_in_the_ledger(tmp_path: Path) -> None:

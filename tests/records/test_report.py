@@ -237,7 +237,7 @@ def test_the_timeline_has_every_step_transfer_and_group(protocol: str, made: Mad
     groups = {one.group: list(one.members) for lane in timeline.lanes for one in lane.averaging}
     assert {number: members for number, _, _, members, _ in packed["groups"]} == groups
     assert [to for _, _, to in packed["switches"]] == [switch.to for switch in timeline.switches]
-    assert bool(groups) == (run.choice.spec.family == "decentralized")
+    assert bool(groups) == (run.choice.spec.state == "replicas")
 
 
 def test_between_two_steps_it_says_who_was_awaited_and_how_long(made: Made) -> None:

@@ -87,8 +87,8 @@ def test_one_ctrl_c_ends_a_run_whose_hosts_wait_for_what_training_begins_with(la
     assert "in time" not in run.err
 
 
-STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
-IN_GROUPS = sorted(name for name, spec in registry().items() if spec.in_groups)
+STORED = sorted(name for name, spec in registry().items() if spec.state == "store")
+IN_GROUPS = sorted(name for name, spec in registry().items() if spec.groups)
 SAMPLES = 2 * 240
 LATE = """
 touch(f"trains-{me}")

@@ -45,7 +45,7 @@ from support.suites import each
 
 pytestmark = pytest.mark.usefixtures("token")
 
-STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+STORED = sorted(name for name, spec in registry().items() if spec.state == "store")
 SAMPLES = 2 * 240
 AT_STEP = """
 if step == 3: touch(f"at-{me}")

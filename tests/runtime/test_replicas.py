@@ -82,7 +82,7 @@ def test_all_replicas_are_stepped_with_the_rate_of_the_round_s_lowest_worker(hos
 # --- on several hosts
 
 
-IN_GROUPS = sorted(name for name, spec in registry().items() if spec.in_groups)
+IN_GROUPS = sorted(name for name, spec in registry().items() if spec.groups)
 AD_PSGD = each(IN_GROUPS, long=("all-reduce", "ripples"))
 """Where its groups, which are as AD-PSGD's, are tried in the longer suite only."""
 HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1")

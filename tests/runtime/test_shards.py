@@ -102,7 +102,7 @@ def test_gradients_that_a_script_changes_after_its_backward_are_those_of_the_ver
 # --- hosts without workers: each makes a range of every version, and nothing else
 
 
-STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+STORED = sorted(name for name, spec in registry().items() if spec.state == "store")
 TABLES = """
 [[host]]
 name = "head"

@@ -22,7 +22,7 @@ FINISHED = w.StepFinished(
     began=0.0, compute=0.0, push=0.0, other=0.0, waited=0.0, pulled=0.0,
 )  # fmt: skip
 FORK = w.ForkStore(9, 2, 0, steps=True, begin=0, end=0)
-BEGIN = w.Begin(slots=9, areas=2, holder="window", pushes="gradients")
+BEGIN = w.Begin(slots=9, areas=2, state="store", local_steps=False, pushes="gradient")
 COMPUTE = w.Compute(step=5, version=3, slot=1, area=0, ahead=[])
 STOP = w.StopTraining(at_once=False)
 DRAWN = w.OrderDrawn(epoch=1, block=2, digest="", order=[[1]], last=True, samples=1)

@@ -21,7 +21,7 @@ from paceline.sim.simulate import Simulation, simulate
 from paceline.sim.world import Limit
 from support.recorded import checked
 
-STORED = sorted(name for name, spec in registry().items() if spec.versions == "stored")
+STORED = sorted(name for name, spec in registry().items() if spec.state == "store")
 M, B = 50, 100.0
 """Bytes of a transfer, and bytes a second of most links: half a second."""
 

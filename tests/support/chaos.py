@@ -334,7 +334,7 @@ class Schedule:
         worker owns a replica (`groups`), or of a run on one host (`alone`).
         """
         chance = random.Random(f"{kind} {seed}")
-        specs = {name: "groups" if spec.in_groups else "any" for name, spec in registry().items()}
+        specs = {name: "groups" if spec.groups else "any" for name, spec in registry().items()}
         protocols = sorted(
             name for name, of in specs.items() if kind == "alone" or (of == "groups") == (kind == "groups")
         )

@@ -26,7 +26,7 @@ def values_of(parameter: Parameter, spec: Spec) -> list[Any]:
     elif parameter.kind is bool:
         found = [True, False]
     elif parameter.kind is str:  # a protocol's name: the others are refused as parts
-        specs = [one for one in registry().values() if one.family == spec.family and not one.parts]
+        specs = [one for one in registry().values() if one.state == spec.state and not one.parts]
         found = [one.name for one in specs if one.optimizer == "store"]
     else:
         edges = [] if parameter.least is None or parameter.above else [parameter.least]

@@ -130,12 +130,12 @@ class World:
     def of(cls, choice: Choice, workers: int, steps: int, **settings: Any) -> World:
         """The world before anything has happened in it, around a fresh machine; all know how much there is to do.
 
-        It is of the kind that the protocol's family needs.
+        It is of the kind that the protocol needs.
         """
         from support.replica_walk import ReplicaWorld  # which builds on this module
 
         settings = {"work": workers * steps, **settings}
-        kind = ReplicaWorld if choice.spec.family == "decentralized" else cls
+        kind = ReplicaWorld if choice.spec.state == "replicas" else cls
         return kind(choice=choice, machine=choice.machine(), workers=workers, steps=steps, **settings)
 
     @property
@@ -341,7 +341,7 @@ class World:
         version, the newest one is told from the others.
         """
         told = 1 if getattr(self.choice.config, "pull", None) == "free" else 0
-        return self.key_from(self.version + FAR_BEHIND - told if self.spec.optimizer == "worker" else self.version)
+        return self.key_from(self.version + FAR_BEHIND - told if self.spec.local_steps else self.version)
 
     def key_from(self, newest: int) -> tuple[Any, ...]:
         """See `key`. Versions are counted back from that one."""
@@ -473,7 +473,7 @@ class World:
                     if not self.unsettled.pop((worker, step), False):
                         raise Broken(f"step {step} of worker {worker} has not arrived or is settled: {order}")
                 weights = [weight for _, _, weight in contributions]
-                if any(one.spec.optimizer == "worker" for one in (self.choice, *self.choice.parts)):
+                if any(one.spec.local_steps for one in (self.choice, *self.choice.parts)):
                     if not all(0 < weight <= 1 for weight in weights):
                         raise Broken(f"the weights must be above 0, and at most 1: {order}")
                 elif abs(sum(weights) - 1) > 1e-12 or min(weights) <= 0:

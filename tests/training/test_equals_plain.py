@@ -121,9 +121,9 @@ def test_one_worker_under_any_protocol_equals_plain_training_bit_for_bit(
             step += 1
 
     assert step == ended.summary["steps"] == twin.STEPS
-    decentralized = registry()[protocol].family == "decentralized"
-    assert ("has nothing to average" in " ".join(ended.err.split())) == decentralized
-    if registry()[protocol].optimizer == "worker" and not decentralized:
+    replicas = registry()[protocol].state == "replicas"
+    assert ("has nothing to average" in " ".join(ended.err.split())) == replicas
+    if registry()[protocol].local_steps and not replicas:
         final = ended.final()
         for name, expected in model.state_dict().items():
             # a gradient sums over a batch of 8 and at most 16 units

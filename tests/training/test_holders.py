@@ -120,12 +120,13 @@ class Case:
         if kind == "window, told":  # of a model that is too small for it
             window = Windowed(self.places.region, layout.slot_bytes, layout.moving, parameters)
             return WindowHolder(self.joined, OverlappedPush(self.joined), window)
-        what: Any = "replica" if self.replica else "own-step" if "own-step" in kind else "window"
-        pushes: Any = "updates" if what == "own-step" else "gradients" if self.pushes else "nothing"
+        own = "own-step" in kind
+        state: Any = "replicas" if self.replica else "store"
+        pushes: Any = "difference" if own else "gradient" if self.pushes else "nothing"
         if "device" not in kind:
-            return holder_of(what, pushes, self.joined)
-        in_memory = [0 if what == "own-step" else 1] if "memory" in kind else []
-        return _on_device(what, pushes, self.joined, self.copier(*in_memory))
+            return holder_of(state, pushes, self.joined, local_steps=own)
+        in_memory = [0 if own else 1] if "memory" in kind else []
+        return _on_device(state, pushes, self.joined, self.copier(*in_memory), local_steps=own)
 
     def copier(self, *in_memory: int) -> Copier:
         """Copies to a device that has no parameter of these numbers."""
@@ -601,7 +602,7 @@ ON_A_DEVICE = {**HERE, "replica": DeviceReplica}
 @pytest.mark.parametrize("device", [False, True])
 @pytest.mark.parametrize(
     ("kind", "pushes"),
-    [("window", "gradients"), ("own-step", "updates"), ("replica", "gradients"), ("replica", "nothing")],
+    [("window", "gradient"), ("own-step", "difference"), ("replica", "gradient"), ("replica", "nothing")],
 )
 def test_the_holder_is_what_the_run_says_and_where_the_parameters_are(
     kind: Any, pushes: Any, device: bool, monkeypatch: pytest.MonkeyPatch
@@ -610,8 +611,9 @@ def test_the_holder_is_what_the_run_says_and_where_the_parameters_are(
         monkeypatch.setattr(accelerator, "accelerator_of", lambda tensors: FakeDevice())
     case = Case("replica" if kind == "replica" else "window")
     before = case.link.averages
-    holder: Any = holder_of(kind, pushes, case.joined)
-    on_device = {"gradients": DeviceGradients, "updates": DeviceUpdates, "nothing": NoPush}
+    state: Any = "replicas" if kind == "replica" else "store"
+    holder: Any = holder_of(state, pushes, case.joined, local_steps=kind == "own-step")
+    on_device = {"gradient": DeviceGradients, "difference": DeviceUpdates, "nothing": NoPush}
     through = on_device[pushes] if device else NoPush if pushes == "nothing" else AreaPush
     assert (type(holder), type(holder._push)) == ((ON_A_DEVICE if device else HERE)[kind], through)
     assert holder.keeps_state is (kind != "window")
@@ -622,5 +624,6 @@ def test_the_holder_is_what_the_run_says_and_where_the_parameters_are(
 def test_parameters_on_a_device_that_is_not_there_are_refused(kind: Any) -> None:
     case = Case("window")
     case.joined.parameters[0] = nn.Parameter(torch.empty(3, device="meta"))
+    state: Any = "replicas" if kind == "replica" else "store"
     with pytest.raises(ConfigError, match="are on the device meta, which no worker can train on"):
-        holder_of(kind, "updates", case.joined)
+        holder_of(state, "difference", case.joined, local_steps=kind == "own-step")

@@ -398,7 +398,7 @@ def test_it_is_what_a_run_that_is_told_has_where_a_model_takes_a_link_some_time(
     assert OverlappedPush.pays(Told().layout)
     assert not OverlappedPush.pays(Told(nn.Linear(4, 4)).layout)
     for tells, kind in ((True, OverlappedPush), (False, AreaPush)):
-        holder = holder_of("window", "gradients", Told().context, tells=tells)
+        holder = holder_of("store", "gradient", Told().context, tells=tells)
         assert isinstance(holder, WindowHolder)
         assert type(holder._push) is kind
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from multiprocessing import active_children
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import paceline
 from paceline.core.leases import Batch
-from paceline.core.machine import Pushes
+from paceline.core.machine import Pushes, State
 from paceline.errors import ConfigError, Interrupted
 from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Region
@@ -39,7 +39,6 @@ from paceline.ipc.messages.worker import (
 from paceline.store.snapshots import unpack
 from paceline.training import prepare as prepare_module
 from paceline.training.data.orders import Orders
-from paceline.training.holders.choice import HolderKind
 from paceline.training.link import Offer, ResumedWorker, Started
 from paceline.training.seeding import seed_script
 from support.stores import same
@@ -64,6 +63,9 @@ class Snapshot:
     @property
     def epoch(self) -> int:
         return next(epoch for epoch in range(EPOCHS + 1) if self.used.get(epoch, 0) < BATCHES)
+
+
+HolderKind = Literal["window", "own-step", "replica"]
 
 
 @dataclass
@@ -114,8 +116,10 @@ class OneWorker:
             kept = unpack(self.resume.packing)
             resumed = ResumedWorker(epoch=self.resume.epoch, buffers=2 if replica else 0, kept=kept)
         self.give()
-        pushes: Pushes = "updates" if self.kind == "own-step" else "gradients"
-        begin = Begin(slots=slots, areas=areas, holder=self.kind, pushes=pushes, place=self.place)
+        own = self.kind == "own-step"
+        pushes: Pushes = "difference" if own else "gradient"
+        state: State = "replicas" if replica else "store"
+        begin = Begin(slots=slots, areas=areas, state=state, local_steps=own, pushes=pushes, place=self.place)
         return Started(region=region, begin=begin, resumed=resumed)
 
     def give(self) -> None:

@@ -12,10 +12,6 @@ from paceline.core.choice import Parameter, declared, named, written
 from paceline.core.machine import Spec
 from paceline.protocols import registry
 
-KEPT_IN = {"parameter-server": "store", "decentralized": "replicas"}
-"""By family: where the parameters are, in the words that our documentation has. The literature's are in `--json`."""
-
-
 HELP = "list the protocols and their parameters"
 DESCRIPTION = "List every protocol with its parameters, or show the one called NAME in full."
 
@@ -57,7 +53,7 @@ def _page(spec: Spec) -> str:
 
 
 def _heading(spec: Spec) -> str:
-    return f"{spec.name} · {spec.title} · {KEPT_IN[spec.family]}"
+    return f"{spec.name} · {spec.title} · {spec.state}"
 
 
 def _about(spec: Spec) -> str:
@@ -80,8 +76,12 @@ def _card(spec: Spec) -> dict[str, Any]:
     return {
         "name": spec.name,
         "title": spec.title,
-        "family": spec.family,
         "paper": spec.paper,
+        "state": spec.state,
+        "local_steps": spec.local_steps,
+        "pushes": spec.pushes,
+        "optimizer": spec.optimizer,
+        "groups": spec.groups,
         "parameters": [_plain(spec, parameter) for parameter in declared(spec.config).values()],
         "rounds": spec.rounds,
         "invariants": list(spec.invariants),
@@ -100,7 +100,7 @@ def _plain(spec: Spec, parameter: Parameter) -> dict[str, Any]:
             tuple(
                 name
                 for name, other in registry().items()
-                if not other.parts and (other.family, other.optimizer) == (spec.family, spec.optimizer)
+                if not other.parts and (other.state, other.optimizer) == (spec.state, spec.optimizer)
             ),
         )
     elif parameter.kind is str:

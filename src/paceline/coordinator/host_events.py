@@ -101,5 +101,5 @@ def _not_finite(found: VersionNotFinite, pushes: str) -> str:
         steps = listed([f"step {step} of worker {w}" for w, step, _ in order.contributions])
         return f'the parameter "{found.parameter}" is NaN or infinite in version {order.version}, made from {steps}'
     step = next(step for w, step, _ in order.contributions if w == worker)
-    pushed = "gradient" if pushes == "gradients" else "update"
+    pushed = "gradient" if pushes == "gradient" else "update"
     return f'the {pushed} of "{found.parameter}" is NaN or infinite in step {step} of worker {worker}'

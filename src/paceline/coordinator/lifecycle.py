@@ -177,7 +177,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     if shards := run_state.cluster.shards:
         run_state.journal.ledger.note(PLACEMENT, {one.host: [one.begin, one.end] for one in shards})
     run_state.versions.begin(offer, workers)
-    run_state.snapshots.keeps = offer.keeps or settings.choice.spec.holder != "window"
+    run_state.snapshots.keeps = offer.keeps or settings.choice.spec.optimizer != "store"
     run_state.plateaus.number = offer.plateaus
     amount = work(offer, settings)
     if state is not None:
@@ -186,7 +186,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     steps: Mapping[int, int] = {} if state is None else state.next_steps
     began = TrainingBegan(
         members=tuple((worker, run_state.members.hosts[worker], steps.get(worker, 0)) for worker in workers),
-        version=0 if state is None or settings.choice.spec.holder == "replica" else state.version,
+        version=0 if state is None or settings.choice.spec.state == "replicas" else state.version,
         at=run_state.clock.at() if state is None else state.at,
         work=amount,
         seed=settings.seed,

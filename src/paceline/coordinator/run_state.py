@@ -83,10 +83,10 @@ class RunState:
         self.members = Members(self.cluster, hosts, loop.now)
         self.timing = StepTiming(journal, self.clock, not policy.directed)
         spec = settings.choice.spec
-        self.data = TrainingData(self.members, journal, policy, owned=spec.holder == "replica")
+        self.data = TrainingData(self.members, journal, policy, owned=spec.state == "replicas")
         self.edits = Edits(settings.folder, self.cluster, self.members, policy)
         self.versions: StoredVersions | Means
-        if spec.versions == "means":
+        if spec.state == "replicas":
             self.versions = Means(settings, self.cluster, self.data, self.edits, journal, self.clock, policy)
         else:
             self.versions = StoredVersions(settings, self.cluster, self.data, self.edits, journal)

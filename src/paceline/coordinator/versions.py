@@ -206,7 +206,7 @@ class Means(RecordedVersions):
         super().__init__(settings, cluster, data, edits, journal)
         self._clock = clock
         self._policy = policy
-        self._averages_gradients = settings.choice.spec.averages == "gradients"
+        self._averages_gradients = settings.choice.spec.pushes == "gradient"
         self._recording = False
         self._cut: tuple[int, Made] = 0, self.newest
         """Of how many replicas the mean is that is being recorded, and when it was made."""

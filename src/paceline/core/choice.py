@@ -229,8 +229,8 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
 def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
     """Raise ConfigError, in one line, if the protocol can't train with one worker on each of these hosts.
 
-    Runs and simulations both ask this. A machine can consist of any protocols of one family, but an optimizer's state
-    can't be moved between the store and the workers.
+    Runs and simulations both ask this. A machine can consist of any protocols with a store, or any without,
+    but an optimizer's state can't be moved between the store and the workers.
     """
     for key, part in zip(choice.spec.parts, choice.parts, strict=True):
         if part.spec.optimizer != choice.spec.optimizer:
@@ -263,11 +263,11 @@ def _settings(text: str, spec: Spec, known: Mapping[str, Spec]) -> list[str]:
 
 
 def _part(whole: Spec, key: str, text: str, known: Mapping[str, Spec]) -> Choice:
-    """Return the protocol that this parameter of `whole` names. It has the same family, and no parts itself."""
+    """Return the protocol that this parameter of `whole` names. It has a store if that has one, and no parts itself."""
     name = text.partition(":")[0]
     if name == whole.name:
         raise ConfigError(f"{whole.name}: {key} is {name}; {name} can't contain itself")
-    fit = {spec.name: spec for spec in known.values() if spec.family == whole.family and not spec.parts}
+    fit = {spec.name: spec for spec in known.values() if spec.state == whole.state and not spec.parts}
     if name in known and name not in fit:
         allowed = [spec.name for spec in fit.values() if spec.optimizer == whole.optimizer]
         raise ConfigError(f"{whole.name}: {key} is {name}; it must be one of {', '.join(allowed)}")

@@ -9,15 +9,15 @@ from typing import Any, Literal, Protocol
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
 
-HolderKind = Literal["window", "own-step", "replica"]
-"""How a worker's script sees parameters: versions in a window, parameters that the worker steps itself between
-versions, or a replica of its own. See `training.holders`."""
-Pushes = Literal["gradients", "updates", "nothing"]
-"""What a worker puts into its push areas. An update is what its optimizer has subtracted."""
+State = Literal["store", "replicas"]
+"""Where the parameters are that others read: in a store, which makes a run's versions one after the other, or in a
+replica of each worker's. Then the mean of all replicas is recorded as a version."""
+Pushes = Literal["gradient", "difference", "nothing"]
+"""What of a step goes into a worker's push area. The difference is what its own optimizer has subtracted."""
+Steps = Literal["store", "worker", "outer"]
+"""What makes a version: the script's optimizer in the store, or in the worker, or an outer optimizer in the store."""
 Sums = Literal["workers", "hosts"]
 """The terms of a version on several hosts: each worker's update, or one sum of each host's updates."""
-Versions = Literal["stored", "means"]
-"""A run's versions: a store makes each from the one before, or each is the mean of all replicas."""
 
 
 class Machine(Protocol):
@@ -58,7 +58,6 @@ class Spec:
     title: str
     does: str = ""
     """What it does, in one line, for the list of protocols."""
-    family: Literal["parameter-server", "decentralized"]
     paper: str
     """The paper that introduces or describes it."""
     config: type[Any]
@@ -70,18 +69,24 @@ class Spec:
     (round, worker), whatever the timing."""
     invariants: Mapping[str, Callable[[Any], bool]]
     """What is true of the machine after every fact: a sentence, and its test."""
-    optimizer: Literal["store", "worker"] = "store"
-    """Where the optimizer runs: in the store, on gradients, or in each worker, which pushes what it would subtract."""
+    state: State = "store"
+    """Where the parameters are that others read."""
+    local_steps: bool = False
+    """Whether each worker's optimizer steps parameters of its own, which the worker sees at once."""
+    pushes: Pushes = "gradient"
+    """What a worker puts into its push area. If groups average, they average gradients, or replicas if nothing."""
+    optimizer: Steps = "store"
+    """What makes a version. The outer optimizer subtracts differences as they are."""
+    groups: bool = False
+    """Whether workers average in groups, by `Reduce`."""
     sums: Sums = "workers"
     """With `hosts`, a host's updates may arrive together, added up. So the machine has to put all that have arrived
     into the same version, and weigh gradients by samples, as `core.roster.mean_of` does."""
     unapplied: Callable[[Any], int] = lambda config: 2
-    """In the parameter-server family: the most steps of one worker that may be released, and neither applied nor
+    """With a store: the most steps of one worker that may be released, and neither applied nor
     dropped. The worker has a push area for each. So no step waits for an update that waits for that step."""
     pushes_at_once: bool = True
-    """In the parameter-server family: whether each update goes to the store as soon as it is computed."""
-    averages: Literal["parameters", "gradients"] = "parameters"
-    """What groups average, in the decentralized family."""
+    """With a store: whether each update goes there as soon as it is computed."""
     parts: tuple[str, ...] = ()
     """Parameters that each name another protocol. `machine` gets a `Part` for each after the config, in this order.
     So a protocol that consists of others doesn't import them."""
@@ -98,30 +103,6 @@ class Spec:
     """The sentence of each code of a `why`. See `core.reasons`."""
 
     @property
-    def holder(self) -> HolderKind:
-        """How each worker's script sees parameters."""
-        if self.family == "decentralized":
-            return "replica"
-        return "window" if self.optimizer == "store" else "own-step"
-
-    @property
-    def pushes(self) -> Pushes:
-        """What each worker pushes."""
-        if self.family == "decentralized":
-            return "gradients" if self.averages == "gradients" else "nothing"
-        return "gradients" if self.optimizer == "store" else "updates"
-
-    @property
     def brings_early(self) -> bool:
         """Whether other hosts' stores may get gradients while workers still compute the rest."""
-        return self.pushes == "gradients" and self.versions == "stored" and self.pushes_at_once
-
-    @property
-    def in_groups(self) -> bool:
-        """Whether workers average in groups."""
-        return self.family == "decentralized"
-
-    @property
-    def versions(self) -> Versions:
-        """What the run's versions are."""
-        return "means" if self.family == "decentralized" else "stored"
+        return self.state == "store" and self.pushes == "gradient" and self.pushes_at_once

@@ -200,7 +200,7 @@ class Cluster:
         )
         self.shares = Shares(self.store, self.arrivals, self.shard_server)
         copies = MeanRecorder(self.shelf, plan, self.store, self.replicas, self.transfers, report)
-        self._recorder = copies if spec.versions == "means" else self.commits
+        self._recorder = copies if spec.state == "replicas" else self.commits
         self.snapshots = HostSnapshots(
             self.shelf,
             plan,
@@ -300,7 +300,7 @@ class Cluster:
 
     def begin(self, workers: Sequence[int]) -> None:
         """Let these workers train, from the first version on."""
-        owns_replica, resumes = self.spec.holder == "replica", self.snapshots.resumption is not None
+        owns_replica, resumes = self.spec.state == "replicas", self.snapshots.resumption is not None
         self.here.adds_up = self.plan.sums > 0 and len(self.workers) > 1
         for worker in workers:
             self.seats[worker].trains = self.seats[worker].trained = True
@@ -612,7 +612,7 @@ class Cluster:
     @property
     def owns_replicas(self) -> bool:
         """Whether each worker owns a replica."""
-        return self.spec.holder == "replica"
+        return self.spec.state == "replicas"
 
     def has_finished(self, worker: int) -> bool:
         """Whether the worker has left after it had trained, and has not died: its replica counts."""
@@ -628,7 +628,7 @@ class Cluster:
 
         In a resumed run each of these workers begins with a replica of its own, if any has one.
         """
-        owns = self.snapshots.resumption is not None and self.spec.holder == "replica"
+        owns = self.snapshots.resumption is not None and self.spec.state == "replicas"
         items = [self.replicas.replica(worker) for worker in workers] if owns else [Version(self.newest)]
         self.versions.lend(host, *items)
 

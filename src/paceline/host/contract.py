@@ -17,7 +17,7 @@ STORE, SUMS, MEANS = "the parameter store", "the process that adds up", "the pro
 
 def called(spec: Spec) -> str:
     """Return what the head's process is called under that protocol. Where each worker owns a replica, no store is."""
-    return STORE if spec.versions == "stored" else MEANS
+    return STORE if spec.state == "store" else MEANS
 
 
 class NotHere(KeyError):

@@ -97,7 +97,7 @@ class Host:
             name=name,
             head=head,
             host_of=host_of,
-            of_replicas=spec.holder == "replica",
+            of_replicas=spec.state == "replicas",
             begins=lambda: self.start.on_its_way,
         )
         self._plan = plan
@@ -127,7 +127,7 @@ class Host:
         """By version that is ordered: the updates from here that it will have."""
         self.replicas: HostReplicas | None = None
         """What sees to replicas, if each worker owns one."""
-        if spec.holder == "replica":
+        if spec.state == "replicas":
             self.replicas = HostReplicas(
                 self.shelf,
                 plan,

@@ -102,7 +102,7 @@ class MemoryPlan:
 
     def begin(self, spec: Spec, *, tells: bool) -> Begin:
         """The order to train. `tells`: see the message."""
-        return Begin(self.slots, self.areas, spec.holder, spec.pushes, tells=tells)
+        return Begin(self.slots, self.areas, spec.state, spec.local_steps, spec.pushes, tells=tells)
 
     def admit(self, spec: Spec, place: int, epoch: int, at: float, *, tells: bool) -> Begin:
         """The order to show what is in that place, while others train, until the worker takes part. See `Cluster`."""
@@ -127,7 +127,7 @@ def plan(spec: Spec, unapplied: int, capacity: int) -> MemoryPlan:
     the void sum may still be being made, so a host of k workers may need k - 1 places for what these compute at once.
     A place takes memory only where something is summed.
     """
-    if spec.versions == "means":
+    if spec.state == "replicas":
         return MemoryPlan(capacity, slots=0, areas=REPLICAS + 1)
     sums = capacity - 1 if spec.sums == "hosts" else 0
     return MemoryPlan(capacity, slots=CLAIMS * capacity + BESIDE_READERS, areas=unapplied, own=unapplied, sums=sums)

@@ -77,7 +77,7 @@ def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, 
     `keeps` snapshots copies each state for them.
     """
     state_bytes = 2 * offer.state_bytes if keeps else offer.state_bytes
-    if spec.versions == "means":
+    if spec.state == "replicas":
         areas = 3 * workers + 2
         needed = areas * offer.push_bytes + 2 * offer.fixed_bytes + workers * state_bytes
         what = (
@@ -196,7 +196,7 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
             f"{settings.workers} workers makes all of the script's steps (a loop of 50 makes {50 * settings.workers})"
         )
     spec, hosts = settings.choice.spec, settings.scenario.hosts(settings.workers)
-    if spec.in_groups and settings.workers == 1:
+    if spec.groups and settings.workers == 1:
         yield f"{spec.name} with one worker has nothing to average"
     if spec.remark is not None and (line := spec.remark(settings.choice.config, hosts)):
         yield line
@@ -205,7 +205,7 @@ def remarks(offer: Offered, settings: Settings) -> Iterator[str]:
             "one host makes all of each version: this model has one piece only, as it is small, or as its optimizer "
             "may look at several elements at once"
         )
-    if spec.in_groups and (links := assumed(settings.scenario, spec.name)):
+    if spec.groups and (links := assumed(settings.scenario, spec.name)):
         yield links
     if settings.epochs is not None and offer.epochs is not None and settings.epochs != offer.epochs:
         yield (

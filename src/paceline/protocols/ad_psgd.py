@@ -235,12 +235,15 @@ SPEC = Spec(
     name="ad-psgd",
     title="AD-PSGD: asynchronous decentralized parallel SGD",
     does="a replica is averaged with one neighbour's while its worker computes",
-    family="decentralized",
     paper="Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018",
     config=Config,
     machine=Machine,
     rounds=False,
+    state="replicas",
+    local_steps=True,
+    pushes="nothing",
     optimizer="worker",
+    groups=True,
     memory=lambda machine: {**machine.replicas.memory(), "draws": machine.lots.state},
     invariants={
         "a replica that is being averaged is in one group that is at work": lambda machine: all(

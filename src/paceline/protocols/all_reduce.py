@@ -164,13 +164,13 @@ SPEC = Spec(
     name="all-reduce",
     title="All-Reduce",
     does="there is no store; every replica steps with the mean of all gradients",
-    family="decentralized",
     paper="the usual synchronous baseline; as in PyTorch's DistributedDataParallel and Horovod",
     config=Config,
     machine=Machine,
     rounds=True,
-    averages="gradients",
+    state="replicas",
     optimizer="worker",
+    groups=True,
     memory=lambda machine: {**machine.replicas.memory(), "round": machine.round},
     invariants={
         "the replicas of all workers with data left have changed equally often": lambda machine: (

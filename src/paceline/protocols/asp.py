@@ -77,7 +77,6 @@ SPEC = Spec(
     name="asp",
     title="Asynchronous parallel",
     does="each update is applied when it arrives; no worker waits for another",
-    family="parameter-server",
     paper="the usual asynchronous baseline; as restated by DSSP (Zhao et al., ICDCS 2019)",
     config=Config,
     machine=Machine,

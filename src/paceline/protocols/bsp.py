@@ -102,7 +102,6 @@ SPEC = Spec(
     name="bsp",
     title="Bulk synchronous parallel",
     does="every worker contributes to each update",
-    family="parameter-server",
     paper="the usual synchronous baseline; as restated by DSSP (Zhao et al., ICDCS 2019)",
     config=Config,
     machine=Machine,

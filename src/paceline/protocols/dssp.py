@@ -236,7 +236,6 @@ SPEC = Spec(
     name="dssp",
     title="Dynamic stale synchronous parallel",
     does="as ssp, but the bound is chosen from a range while the run goes on",
-    family="parameter-server",
     paper="Zhao et al., Dynamic Stale Synchronous Parallel Distributed Training for Deep Learning, ICDCS 2019",
     config=Config,
     machine=Machine,

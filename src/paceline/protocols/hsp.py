@@ -502,7 +502,6 @@ SPEC = Spec(
     name="hsp",
     title="Hybrid synchronous parallel (reconstructed from the abstract)",
     does="one transfer at a time; idle workers may compute ahead",
-    family="parameter-server",
     paper="Li et al., HSP, ICPP 2022, doi 10.1145/3545008.3545024; reconstructed from its abstract",
     config=Config,
     machine=Machine,

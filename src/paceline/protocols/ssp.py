@@ -120,7 +120,6 @@ SPEC = Spec(
     name="ssp",
     title="Stale synchronous parallel",
     does="a worker more than bound steps ahead of the slowest is paused",
-    family="parameter-server",
     paper="Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013",
     config=Config,
     machine=Machine,

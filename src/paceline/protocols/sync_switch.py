@@ -636,7 +636,6 @@ SPEC = Spec(
     name="sync-switch",
     title="Sync-Switch: one protocol, then another",
     does="one protocol for the first part of the work, another for the rest",
-    family="parameter-server",
     paper="Li et al., Sync-Switch: Hybrid Parameter Synchronization for Distributed Deep Learning, ICDCS 2021",
     config=Config,
     machine=Machine,

@@ -138,7 +138,7 @@ class Rules:
                 key = worker, step
                 if key in self.outcomes.ready or key in self.applied or key in self.dropped:
                     raise Violation(STEPS_ONCE, f"a new step of worker {worker}", f"step {step} once more")
-                if self.spec.family == "parameter-server" and self.taken.get(worker, -1) < fact.version:
+                if self.spec.state == "store" and self.taken.get(worker, -1) < fact.version:
                     newest = self.taken.get(worker, "none")
                     raise Violation(PULLED, f"the newest that worker {worker} has pulled: {newest}", fact.version)
                 self.ready[worker] = step
@@ -190,7 +190,7 @@ class Rules:
 
     def _go_on(self, fact: TrainingBegan) -> None:
         """Undo what was outstanding, as the run was resumed. Numbers go on from the snapshot."""
-        if self.spec.family == "parameter-server" and fact.version != self.version:
+        if self.spec.state == "store" and fact.version != self.version:
             raise Violation(GOES_ON, f"version {self.version}", f"version {fact.version}")
         for worker, _, step in fact.members:
             expected = self.ready[worker] + 1 if worker in self.ready else self.came.get(worker, step)
@@ -217,7 +217,7 @@ class Rules:
             case ApplyUpdate(version=version, contributions=contributions):
                 if self.version is not None and version != self.version + 1:
                     raise Violation(VERSIONS, f"version {self.version + 1}", f"version {version}")
-                if self.spec.optimizer == "store":
+                if self.spec.pushes == "gradient":
                     self._weigh(contributions)
                 for worker, step, _ in contributions:
                     self._apply(worker, step, self.arrived)
@@ -264,7 +264,7 @@ class Rules:
         if key in self.dropped:
             raise Violation(DROPPED_ONCE, "an update that was not dropped yet", f"{what} once more")
         if key in self.applied:
-            if self.spec.family == "parameter-server":
+            if self.spec.state == "store":
                 raise Violation(NOT_BOTH, "an update that is in no version", f"{what}, which was applied")
             self.applied.remove(worker, step)  # applied to a replica that is gone
         self.arrived.discard(key)

@@ -238,9 +238,9 @@ class Tally:
         stays until then. `samples_missed`: see `Leases.left_over`.
 
         Numbers of samples are None once any gradient came without one. The staleness of no updates is None, and so is a
-        value that JSON cannot write (NaN, infinity). The versions of a decentralized run are the recorded means of its
-        replicas. Its steps are those applied to a replica, without those lost with it. Only a run on several hosts has
-        `per_host`, and only one with parameters on devices has the seconds of copies.
+        value that JSON cannot write (NaN, infinity). If each worker owns a replica, the versions are the recorded means
+        of the replicas. Its steps are those applied to a replica, without those lost with it. Only a run on several
+        hosts has `per_host`, and only one with parameters on devices has the seconds of copies.
         """
         model = self.model
         ended = model.at if ended is None else ended
@@ -262,7 +262,7 @@ class Tally:
             "steps": steps,
             "samples": samples,
             "samples_missed": self._if_counted(samples_missed),
-            "versions": len(self.recorded_versions) if protocol.spec.family == "decentralized" else model.versions,
+            "versions": len(self.recorded_versions) if protocol.spec.state == "replicas" else model.versions,
             "steps_per_second": steps / wall if wall else 0.0,
             "samples_per_second": None if samples is None else samples / wall if wall else 0.0,
             "per_worker": [self._row(worker, ended, copied) for worker in sorted(model.hosts)],

@@ -148,7 +148,7 @@ class RecordedPart:
         The mean that a run records at its end is left out: the replay records one there by itself. None if samples are
         not counted, and for versions of a store, whose recording does not depend on time.
         """
-        if self.segment.choice.spec.family == "parameter-server":
+        if self.segment.choice.spec.state == "store":
             return None
         ledger = self.recorded.ledger
         query = (

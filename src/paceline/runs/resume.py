@@ -60,14 +60,13 @@ def asks_for_more(config: Mapping[str, Any], limits: Mapping[str, Any], argument
 def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now: int) -> None:
     """Raise ConfigError if a run can't go on under this protocol, or with `now` workers."""
     name, one, other = f"--resume {run}", before.spec, choice.spec
-    if one.holder != other.holder:
-        raise ConfigError(
-            f"{name}: it is a run of {one.name}, whose state {other.name} can't go on with; {KEPT_BY[one.holder]}"
-        )
-    if one.name != other.name and one.holder == "replica":  # another protocol's machine can't use its memory
-        raise ConfigError(f"{name}: it is a run of {one.name}, and {KEPT_BY[one.holder]}; leave -p out")
-    if workers != now and one.holder != "window":
-        kept = f"under {one.name} {KEPT_BY[one.holder]}"
+    kept_by = "each worker has a replica of its own" if one.state == "replicas" else KEPT_BY[one.local_steps]
+    if (one.state, one.local_steps) != (other.state, other.local_steps) and "store" in (one.state, other.state):
+        raise ConfigError(f"{name}: it is a run of {one.name}, whose state {other.name} can't go on with; {kept_by}")
+    if one.name != other.name and one.state == "replicas":  # another protocol's machine can't use its memory
+        raise ConfigError(f"{name}: it is a run of {one.name}, and {kept_by}; leave -p out")
+    if workers != now and one.optimizer != "store":
+        kept = f"under {one.name} {kept_by}"
         raise ConfigError(f"{name}: it has {workers} workers, and {kept}; go on with {workers}, not {now}")
 
 
@@ -85,12 +84,8 @@ def check_isa(run: Path, before: str, isa: str) -> None:
         raise ConfigError(f"--resume {run}: it was made with --isa {before}, not {isa}; leave --isa out")
 
 
-KEPT_BY = {
-    "window": "its state is in the store",
-    "own-step": "each worker keeps the optimizer's state",
-    "replica": "each worker has a replica of its own",
-}
-"""By `Spec.holder`: where the state is that a run goes on with."""
+KEPT_BY = {False: "its state is in the store", True: "each worker keeps the optimizer's state"}
+"""Where the state is that a run with a store goes on with, by `Spec.local_steps`."""
 
 
 def snapshot_of(run: Path) -> tuple[Snapshot, list[str]]:

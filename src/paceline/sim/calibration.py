@@ -205,9 +205,9 @@ class CalibratedRun:
             if (event.at or 0.0) < limit.seconds and (event.at_step or 0) < steps
         )
         moved: Literal["worker", "replica"] | None = None
-        if choice.spec.family == "decentralized":
+        if choice.spec.state == "replicas":
             moved = "replica"
-        elif choice.spec.optimizer == "worker" and self.choice.spec.optimizer == "store":
+        elif choice.spec.local_steps and self.choice.spec.optimizer == "store":
             moved = "worker"
         return Simulation(
             choice=choice,
@@ -232,10 +232,10 @@ class CalibratedRun:
             goes = "it goes" if len(self.died) == 1 else "they go"
             lines.append(f"{workers_named(self.died)} died in that run: here {goes} on to the end")
         averaged, committed = costs.averages.given, costs.commits.given
-        if choice.spec.family != "decentralized" and not committed:
+        if choice.spec.state == "store" and not committed:
             like = "what an average took" if averaged else "no time"
             lines.append(f"no store made versions in that run: one of {name} is taken to take {like}")
-        if choice.spec.family == "decentralized" and not averaged:
+        if choice.spec.state == "replicas" and not averaged:
             like = f"an average of {name} is taken to take no time"
             if committed:
                 like = f"a replica's step of {name} and its average are taken to take what a version took"

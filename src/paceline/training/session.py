@@ -92,8 +92,7 @@ class Session:
         self.link = context.link
         self.followed = context.followed
         self.followed.watch()
-        self.holder_kind = begin.holder
-        self.holder = holder_of(begin.holder, begin.pushes, context, tells=begin.tells)
+        self.holder = holder_of(begin.state, begin.pushes, context, local_steps=begin.local_steps, tells=begin.tells)
         self.holder.show(begin.place)
         self.fixed = NonOptimized(context.places, self.followed)
         self.fixed.begin()

@@ -231,7 +231,7 @@ class History:
     @property
     def spread(self) -> bool:
         """Whether hosts besides the head's make versions or averages, so that all are connected with each other."""
-        return self.choice.spec.in_groups or (not self.restart and self.shards_on != "head")
+        return self.choice.spec.groups or (not self.restart and self.shards_on != "head")
 
     @property
     def limited(self) -> bool:

@@ -72,7 +72,7 @@ def _less(history: History) -> Iterator[History]:
         yield replace(history, script=replace(script, epochs=1))
     if script.batches > 1:
         yield replace(history, script=replace(script, batches=script.batches // 2))
-    if history.shards_on != "head" and not history.choice.spec.in_groups and not history.servers:
+    if history.shards_on != "head" and not history.choice.spec.groups and not history.servers:
         yield replace(history, shards_on="head")
     if script.looks:
         yield replace(history, script=replace(script, looks=0.0))

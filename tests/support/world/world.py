@@ -81,7 +81,7 @@ class World:
         self.contents = Contents(history.workers)
         self.replicas: Replicas | None = None
         """None where no workers own one."""
-        if history.choice.spec.in_groups:
+        if history.choice.spec.groups:
             self.replicas = Replicas(self.contents, lambda worker: self.run_state.members.hosts[worker])  # type: ignore[union-attr]
         self.judge = Judge(self)
         self.said: list[str] = []

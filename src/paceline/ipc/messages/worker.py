@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from paceline.core.agreements import LONGEST, How, Value
-from paceline.core.machine import HolderKind, Pushes
+from paceline.core.machine import Pushes, State
 from paceline.core.state_edits import StateEdit
 from paceline.ipc.endpoint import Count, Message, Seconds, Word
 
@@ -471,8 +471,9 @@ class Begin(Message):
     slots: int
     areas: int
     """Push areas of each worker. Where workers own replicas there are no slots: versions lie in areas, too."""
-    holder: HolderKind
-    """What shows parameters to the script."""
+    state: State
+    local_steps: bool
+    """See `core.machine.Spec`. The two say what shows parameters to the script."""
     pushes: Pushes
     """What goes into this worker's push areas."""
     place: int = 0

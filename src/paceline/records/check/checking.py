@@ -56,7 +56,7 @@ class Checking:
     @property
     def has_store(self) -> bool:
         """Whether a store makes versions. Else every worker owns a replica."""
-        return self.run.choice.spec.family == "parameter-server"
+        return self.run.choice.spec.state == "store"
 
     @property
     def until(self) -> int | None:

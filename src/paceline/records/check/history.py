@@ -113,7 +113,7 @@ def _say_history(checking: Checking) -> None:
     open_ = f", {len(left):,} not settled by then" if left else ""
     say(f"{count(len(rules.applied), 'update')} each applied once{lost}{open_}")
     if checking.has_store:
-        weights = ", the weights of each sum to 1" if checking.run.choice.spec.optimizer == "store" else ""
+        weights = ", the weights of each sum to 1" if checking.run.choice.spec.pushes == "gradient" else ""
         say(f"{count(rules.versions, 'version')} without a gap{weights}")
         say(f"{count(rules.pulls, 'pull')}, none of an older version than the worker's last one")
     else:

@@ -98,9 +98,9 @@ def _newest(checking: Checking, segment: Segment) -> None:
         found = json.loads(value) if isinstance(value, str) else value
         if found != checking.run.config.get(key):
             raise Violation(SEGMENTS, f"{key} = {checking.run.config.get(key)}, as the table run has it", found)
-    families = {one.choice.spec.family for one in checking.run.segments}
-    if len(families) > 1:
-        raise Violation(SEGMENTS, "protocols of one family", ", ".join(sorted(families)))
+    states = {one.choice.spec.state for one in checking.run.segments}
+    if len(states) > 1:
+        raise Violation(SEGMENTS, "parameters in a store, or in replicas", "both")
 
 
 def _files(checking: Checking, segment: Segment) -> None:

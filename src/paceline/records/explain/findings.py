@@ -173,8 +173,8 @@ class _Pass:
         found.spent = dict(sorted(found.spent.items()))
         found.typical = self._steps.typical()
         found.hosts, found.head = model.hosts, model.head
-        in_groups = found.run.choice.spec.in_groups
-        found.links = links(found.run.ledger, model.hosts, self._averaged if in_groups else None)
+        groups = found.run.choice.spec.groups
+        found.links = links(found.run.ledger, model.hosts, self._averaged if groups else None)
 
     def _follow(self, at: float) -> None:
         """Read the steps and transfers up to now, waits or none, and forget those that no later wait can overlap."""

@@ -50,10 +50,10 @@ SHOWN = 16
 """Workers with a row of their own, or with their step explained."""
 
 MILDER = {
-    "parameter-server": ("asp", "ssp"),
-    "decentralized": ("ad-psgd", "ripples"),
+    "store": ("asp", "ssp"),
+    "replicas": ("ad-psgd", "ripples"),
 }
-"""By family: a protocol without waits for a particular worker, and one that smooths out short slowness."""
+"""By `Spec.state`: a protocol without waits for a particular worker, and one that smooths out short slowness."""
 
 
 def sentences(found: Findings) -> list[str]:
@@ -88,7 +88,7 @@ def _verdict(found: Findings) -> list[str]:
     if unordered < WORTH_SAYING * total:
         return lines + _what_helps(found, phases, total)
     another, share = "Another " if found.waited.culprits else "", _percent(unordered, total)
-    what = "averages" if found.run.choice.spec.in_groups else "the store"
+    what = "averages" if found.run.choice.spec.groups else "the store"
     lines.append(f"{another}{share} of the time went to waiting for {what}, messages or a core.")
     crowded = _crowded(found, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(found, phases, total)
@@ -215,7 +215,7 @@ def _table(found: Findings) -> list[str]:
     if rest := len(found.spent) - len(worst):
         lines.append(f"and {count(rest, 'more worker')}, for which others waited no longer")
     without = {one for link in found.links for one in (link.source, link.host)} - {found.head, *found.hosts.values()}
-    did = "took no part" if found.run.choice.spec.in_groups else "made a part of every version"
+    did = "took no part" if found.run.choice.spec.groups else "made a part of every version"
     return [*lines, *(f"host {host} had no workers, and {did}" for host in sorted(without))]
 
 
@@ -283,7 +283,7 @@ def _links(found: Findings) -> Iterator[str]:
 
 def _carried(found: Findings) -> Iterator[str]:
     """If workers own replicas, yield a sentence about what each link carried, the busiest first."""
-    if not found.run.choice.spec.in_groups:
+    if not found.run.choice.spec.groups:
         return
     busiest = sorted(found.links, key=lambda link: -link.busy.seconds)
     for link in busiest[:SHOWN]:
@@ -334,13 +334,13 @@ def _what_helps(found: Findings, phases: Mapping[str, float], total: float) -> l
         culprits, whose = _culprits(found)
         seconds = sum(found.waited.culprits[worker] for worker in culprits)
         others = sum(spent.stayed for worker, spent in found.spent.items() if worker not in culprits)
-        never, seldom = MILDER[spec.family]
+        never, seldom = MILDER[spec.state]
         ratio = _ratio(found, culprits)
         steady = ratio is not None and ratio >= SLOWER
         names = [name for name in ((never,) if steady else (seldom, never)) if name != spec.name]
         if names:
             whom = whose if steady else "one slow step"
-            price = "staler parameters" if spec.family == "parameter-server" else "replicas that agree less"
+            price = "staler parameters" if spec.state == "store" else "replicas that agree less"
             most = f"{others / (others - seconds):.1f} times as many steps" if others > seconds else "many more steps"
             lines += [
                 f"{' or '.join(names)} would not make the others wait for {whom}: at the very best they would do "

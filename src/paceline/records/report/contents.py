@@ -136,7 +136,7 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         "folder": run.folder.absolute().name,
         "protocol": str(run.choice),
         "brief": brief(run.choice.spec, run.choice.parameters()),
-        "family": run.choice.spec.family,
+        "state": run.choice.spec.state,
         "simulated": run.simulated,
         "unended": run.unended,
         "resumed": [

@@ -24,7 +24,6 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
 )
 
-from paceline.core.machine import HolderKind
 from paceline.errors import ConfigError
 from paceline.ipc.messages.worker import Decided, PlateauMetrics
 from paceline.training.process import ScriptProcess
@@ -260,7 +259,7 @@ class RunSchedules:
         """The script steps a scheduler that was not prepared, by this worker's metric."""
         session = self._session
         if session.go is not None and scheduler.optimizer is session.context.optimizer:
-            self.remark_once("plateau", plateau_remark(session.holder_kind, session.link.in_means))
+            self.remark_once("plateau", plateau_remark(session.holder.keeps_state, session.link.in_means))
 
 
 def schedule_of(scheduler: LRScheduler) -> Schedule:
@@ -363,9 +362,9 @@ def with_schedules(keep: Mapping[str, Any], schedules: Sequence[Schedule]) -> di
 # --- ReduceLROnPlateau that was not prepared: each worker steps it by a metric of its own
 
 
-def plateau_remark(holder: HolderKind, in_means: bool) -> str:
-    """Return the remark about a worker, to follow its name. `in_means`: see `Link`."""
-    if holder != "window":
+def plateau_remark(keeps_state: bool, in_means: bool) -> str:
+    """Return the remark about a worker, to follow its name. See `Holder.keeps_state`, and `Link` for `in_means`."""
+    if keeps_state:
         counts = "Each worker's own optimizer steps with its own rate, so where their metrics differ the rates part"
     elif in_means:
         counts = "A version takes the rate of the lowest worker in it, so worker 0's metric decides"
