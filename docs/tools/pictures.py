@@ -36,6 +36,8 @@ PROTOCOLS = {
     "sync-switch": "sync-switch:switch_at=0.2",
     "hsp": "hsp",
     "ps-plus": "ps-plus",
+    "local-sgd": "local-sgd:every=3",
+    "diloco": "diloco:every=3",
     "ad-psgd": "ad-psgd",
     "ripples": "ripples",
 }

@@ -61,7 +61,7 @@ def liars(seed: int) -> History:
         max_steps=None if loads else 60,
         shards_on=None if protocol in IN_GROUPS else lots.choice([None, "head"]),
         lost=(),
-        faults=(Killed(1e9, LIAR, False, None),),  # so that it may be lost
+        faults=(Killed(1e9, LIAR, False),),  # so that it may be lost
     )
 
 

@@ -174,7 +174,7 @@ class Company:
         cut, end = cuts_of(layout, optimizer)[2], layout.flags_offset
         self.places = [Places.new(layout, SLOTS, WORKERS) for _ in range(2)]
         self.one, self.head, self.other = (
-            Process(Store.of(model, optimizer, places, True, within))
+            Process(Store.of(model, optimizer, places, None, within))
             for places, within in zip(
                 (self.places[0], self.places[1], self.places[1]), ((0, end), (0, cut), (cut, end)), strict=True
             )

@@ -203,7 +203,11 @@ class TestOrders:
                 ApplyUpdate(version=1, contributions=((0, 4, 1.0),)),
                 "Update(worker=0, step=4, kind='update') is not here",
             ),
-            ("asp", Release(worker=0, step=0, version=0, parameters="own"), "worker 0 owns no replica"),
+            (
+                "asp",
+                Release(worker=0, step=0, version=0, parameters="own"),
+                "worker 0 has no own step that is in no update",
+            ),
             ("ad-psgd", StepReplica(worker=7, step=0, version=1), "no worker 7"),
             ("ad-psgd", Reduce(group=0, members=(0, 7), what="parameters"), "worker 7 owns no replica"),
             (

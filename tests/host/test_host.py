@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from paceline.core.items import Sum, Update, Version
+from paceline.core.machine import Outer
 from paceline.core.orders import Release, StartPush
 from paceline.core.shards import Shard
 from paceline.errors import PeerLost
@@ -382,7 +383,7 @@ def begins_without(adder: OneHost, *why: str) -> None:
 def test_the_process_is_forked_before_training_begins_and_makes_no_range(early_adder: OneHost) -> None:
     assert early_adder.told(ForkStore) == [1]
     (order,) = [call.args[1] for call in early_adder.workers.send.call_args_list]
-    assert (order.begin, order.end, order.steps) == (0, 0, False)
+    assert (order.begin, order.end, order.outer) == (0, 0, Outer())
     assert early_adder.carrier.pending() == []
     early_adder.store_is_ready()
     assert len(early_adder.reports.of(host_messages.Begun)) == 1

@@ -27,6 +27,7 @@ VARIANTS = {
     ),
     "ps-plus": ("gate=0", "pull=after-push", "pull=after-push,gate=0", "pull=after-push,modulation=progress,gate=1"),
     "ripples": ("schedule=static", "schedule=random", "group_size=2,section_length=2", "threshold=none"),
+    "local-sgd": ("every=1", "every=2"),
     "ssp": ("bound=0", "bound=1"),
     "sync-switch": (
         "first=ssp:bound=0,then=bsp,switch_at=0.5",
@@ -44,15 +45,15 @@ CHOICES = [
 ]
 
 
-SAME = ["ssp", "dssp", "ad-psgd:topology=bipartite-complete", "ps-plus:pull=after-push"]
+SAME = ["ssp", "dssp", "local-sgd", "diloco", "ad-psgd:topology=bipartite-complete", "ps-plus:pull=after-push"]
 SAME = [str(choose(text, registry())) for text in SAME]
 VAST = [str(choose("ps-plus", registry()))]
 """Three workers with a push and a pull on their way at once have too many states: `test_ps_plus` walks two."""
 
 LARGE = [choice for choice in CHOICES if str(choice) not in VAST]
 WALKED = [choice for choice in LARGE if str(choice) not in SAME]
-"""All but those whose bound no walk of a few steps can reach, the topology that is the ring among three, and the pull
-that is walked with two gates."""
+"""All but those whose bound, or whose round's end, no walk of a few steps can reach, the topology that is the ring
+among three, and the pull that is walked with two gates."""
 
 MANY = [
     "ad-psgd",
@@ -151,7 +152,9 @@ def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
     if choice.spec.state == "replicas":
         assert changes == [StepReplica(worker=0, step=step, version=step + 1) for step in range(5)]
     else:
-        assert changes == [ApplyUpdate(version=step + 1, contributions=((0, step, 1.0),)) for step in range(5)]
+        every = getattr(choice.config, "every", 1)
+        last = [*range(every - 1, 5, every), *([4] if 5 % every else [])]
+        assert changes == [ApplyUpdate(version=n, contributions=((0, step, 1.0),)) for n, step in enumerate(last, 1)]
 
 
 @pytest.mark.parametrize("name", registry())

@@ -1,4 +1,4 @@
-"""A live switch from any parameter-server protocol to any other, and back: nobody is stuck, nothing is lost.
+"""A live switch from any protocol with a store to any other, and back: nobody is stuck, nothing is lost.
 
 This is of machines, `ps-plus` among them: no optimizer stands behind these, whose state runs could not move.
 """
@@ -15,7 +15,9 @@ from paceline.core.orders import ApplyUpdate, Order, SwitchProtocol
 from paceline.protocols import registry, sync_switch
 from support.walk import World, walk, wander
 
-SIMPLE = [spec.name for spec in registry().values() if spec.state == "store" and not spec.parts]
+SIMPLE = [
+    spec.name for spec in registry().values() if spec.state == "store" and not spec.parts and not spec.updates_of_rounds
+]
 VARIANTS = [*SIMPLE, "ssp:bound=0", "hsp:idle=always,stale=accumulate", "hsp:idle=always,order=rank,stale=discard"]
 PAIRS = list(product(VARIANTS, VARIANTS))
 POINTS = ("0.0", "0.2", "0.5", "0.9", "1.0")

@@ -13,7 +13,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, Release
 from paceline.protocols import registry
 from paceline.protocols.all_reduce import Config
 from paceline.protocols.all_reduce import Machine as AllReduce
-from protocols.twins import Asp, Bsp, Ssp, Twin
+from protocols.twins import Asp, Bsp, Rounds, Ssp, Twin
 from support.seeds import each_seed
 from support.tables import arrived, averaged, began, declined, left, ready
 from support.walk import history
@@ -24,6 +24,9 @@ TWINS: dict[str, Callable[[], Twin]] = {
     "ssp:bound=0": lambda: Ssp(bound=0),
     "ssp:bound=1": lambda: Ssp(bound=1),
     "ssp:bound=3": lambda: Ssp(bound=3),
+    "local-sgd:every=1": lambda: Rounds(every=1),
+    "local-sgd:every=3": lambda: Rounds(every=3),
+    "diloco:every=2": lambda: Rounds(every=2),
 }
 
 

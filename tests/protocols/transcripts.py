@@ -125,26 +125,32 @@ def told(machine: Machine, choice: Choice, fact: Fact) -> list[str]:
     except ProtocolViolation as violation:
         assert to_plain(machine) == before, f"{fact} was refused, and has changed something"
         return [f"refused: {violation.rule}"]
-    return [f"{said(order)} ({choice.sentence(order.why)})" for order in orders]
+    replicas = choice.spec.state == "replicas"
+    return [f"{said(order, replicas=replicas)} ({choice.sentence(order.why)})" for order in orders]
 
 
-def said(order: Order) -> str:
-    """The order in words."""
+def said(order: Order, *, replicas: bool) -> str:
+    """The order in words. `replicas`: whether each worker owns one."""
     match order:
         case Release(worker=worker, step=step, parameters="own"):
-            return f"worker {worker} computes step {step} on its own replica, version {order.version}"
+            own = "replica, version" if replicas else "parameters, since version"
+            return f"worker {worker} computes step {step} on its own {own} {order.version}"
         case Release(worker=worker, step=step, version=version, parameters=how):
             return f"worker {worker} computes step {step} on version {version}{'' if how == 'pull' else f', {how}'}"
         case Hold(worker=worker):
             return f"worker {worker} waits"
-        case StartPush(worker=worker, step=step, scale=scale):
+        case StartPush(worker=worker, since=None, step=step, scale=scale):
             return f"worker {worker} pushes step {step}{'' if scale == 1.0 else f', times {_number(scale)}'}"
+        case StartPush(worker=worker, since=since, step=step):
+            return f"worker {worker} pushes the difference of steps {since} to {step}"
         case StartPull(worker=worker, version=version):
             return f"worker {worker} pulls version {version}"
         case ApplyUpdate(version=version, contributions=contributions):
             return f"version {version} is made of {_sum(contributions)}"
         case DropUpdate(worker=worker, step=step, samples=samples):
             what = "its samples go back" if samples == "return" else "its samples are missed"
+            if order.since is not None:
+                return f"steps {order.since} to {step} of worker {worker} are dropped, {what}"
             return f"step {step} of worker {worker} is dropped, {what}"
         case LeaveOut(worker=worker):
             return f"worker {worker} is left out"

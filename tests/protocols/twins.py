@@ -17,7 +17,7 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush
+from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush, steps_of
 
 
 @dataclass
@@ -124,6 +124,127 @@ class Bsp(Twin):
         self.apply(*((worker, step, samples / total if total else 1 / len(round_)) for worker, step, samples in round_))
         for worker in here:
             self.release(worker)
+
+
+@dataclass
+class Rounds(Twin):
+    """Rounds of own steps, as local-sgd and diloco have them."""
+
+    every: int = 3
+    log: list[Fact | Order] = field(default_factory=list)
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        self.log.append(fact)
+        orders = self.answers(fact)
+        self.log += orders
+        self.orders += orders
+        return tuple(orders)
+
+    def answers(self, fact: Fact) -> list[Order]:
+        match fact:
+            case TrainingBegan(members=members, version=version):
+                return [Release(worker=worker, step=step, version=version) for worker, _, step in members]
+            case GradientReady(worker=worker, step=step) if len(self.own(worker)) < self.every:
+                return [Release(worker=worker, step=step + 1, version=self.newest(), parameters="own")]
+            case GradientReady(worker=worker):
+                return [self.push(worker)]
+            case StepDeclined(worker=worker) if self.own(worker):
+                return [self.push(worker)]
+            case WorkerLeft(worker=worker):
+                return [*self.lost(worker), *self.closed()]
+            case UpdateArrived(worker=worker) if not self.waits(worker):
+                return self.closed()
+            case WorkerJoined(worker=worker) | WorkerResumed(worker=worker) | UpdateArrived(worker=worker):
+                return self.closed() or [Hold(worker=worker)]
+            case _:
+                return self.closed()
+
+    def since_pull(self, worker: int) -> list[Fact | Order]:
+        """All about the worker since it was last released by a pull, or came."""
+        mine = [one for one in self.log if getattr(one, "worker", None) == worker]
+        begins = [
+            place
+            for place, one in enumerate(mine)
+            if isinstance(one, WorkerJoined) or (isinstance(one, Release) and one.parameters == "pull")
+        ]
+        return mine[begins[-1] :] if begins else []
+
+    def own(self, worker: int) -> list[GradientReady]:
+        return [one for one in self.since_pull(worker) if isinstance(one, GradientReady)]
+
+    def has(self, worker: int, kind: type) -> bool:
+        return any(isinstance(one, kind) for one in self.since_pull(worker))
+
+    def push(self, worker: int) -> StartPush:
+        steps = [one.step for one in self.own(worker)]
+        return StartPush(worker=worker, step=steps[-1], since=steps[0] if len(steps) > 1 else None)
+
+    def lost(self, worker: int) -> list[Order]:
+        steps = [one.step for one in self.own(worker)]
+        if not steps or self.has(worker, UpdateArrived):
+            return []
+        since = steps[0] if len(steps) > 1 else None
+        return [DropUpdate(worker=worker, step=steps[-1], since=since, samples="return")]
+
+    def awaited(self, worker: int) -> bool:
+        """Whether its difference is still to come in this round."""
+        if not self.has(worker, Release) or self.has(worker, UpdateArrived):
+            return False
+        return bool(self.own(worker)) or not self.has(worker, StepDeclined)
+
+    def waits(self, worker: int) -> bool:
+        """Whether it waits for the next round."""
+        if not self.has(worker, Release) or self.has(worker, WorkerResumed):
+            return True
+        return self.has(worker, UpdateArrived) and not self.has(worker, StepDeclined)
+
+    def here(self) -> list[int]:
+        live: dict[int, None] = {}
+        for one in self.log:
+            match one:
+                case TrainingBegan(members=members):
+                    live |= {worker: None for worker, _, _ in members}
+                case WorkerJoined(worker=worker):
+                    live[worker] = None
+                case WorkerLeft(worker=worker):
+                    del live[worker]
+        return sorted(live)
+
+    def newest(self) -> int:
+        begun = next(one.version for one in self.log if isinstance(one, TrainingBegan))
+        return begun + sum(isinstance(one, ApplyUpdate) for one in self.log)
+
+    def closed(self) -> list[Order]:
+        if any(self.awaited(worker) for worker in self.here()):
+            return []
+        applied = [part[:2] for one in self.log if isinstance(one, ApplyUpdate) for part in one.contributions]
+        came = sorted(
+            (one.worker, one.step)
+            for one in self.log
+            if isinstance(one, UpdateArrived) and (one.worker, one.step) not in applied
+        )
+        pushes = {(one.worker, one.step): one for one in self.log if isinstance(one, StartPush)}
+        samples = {(one.worker, one.step): one.samples for one in self.log if isinstance(one, GradientReady)}
+        parts = {key: [samples[key[0], step] for step in steps_of(pushes[key])] for key in came}
+        version = self.newest() + bool(came)
+        orders: list[Order] = []
+        if came:
+            known = all(None not in sizes for sizes in parts.values())
+            weights = {key: sum(size or 0 for size in sizes) if known else 1 for key, sizes in parts.items()}
+            total = sum(weights.values())
+            contributions = tuple((worker, step, weights[worker, step] / total) for worker, step in came)
+            orders.append(ApplyUpdate(version=version, contributions=contributions))
+        return orders + [
+            Release(worker=worker, step=self.last(worker) + 1, version=version)
+            for worker in self.here()
+            if self.waits(worker)
+        ]
+
+    def last(self, worker: int) -> int:
+        """Its last step, or the one before its first."""
+        of = [one for one in self.log if getattr(one, "worker", None) == worker]
+        steps = [one.step - isinstance(one, WorkerJoined) for one in of if isinstance(one, Release | WorkerJoined)]
+        return steps[-1]
 
 
 @dataclass

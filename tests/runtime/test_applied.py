@@ -12,7 +12,7 @@ from paceline.coordinator.member import Member
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.facts import ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.leases import Batch, Leases
-from paceline.core.orders import ApplyUpdate, CopyReplica, Reduce, StepReplica
+from paceline.core.orders import ApplyUpdate, CopyReplica, DropUpdate, Reduce, StepReplica
 
 
 class Books:
@@ -83,8 +83,8 @@ def test_a_replica_counts_for_the_last_mean_unless_its_worker_died(left: Any, se
 def test_a_step_that_only_a_lost_replica_had_counts_no_more() -> None:
     books = Books()
     books.steps(0, 1)
-    books.applied.dropped(0, 0)
-    books.applied.dropped(2, 0)
+    books.applied.dropped(DropUpdate(worker=0, step=0, samples="return"))
+    books.applied.dropped(DropUpdate(worker=2, step=0, samples="return"))
     assert books.counts == (1, 4)
 
 

@@ -73,7 +73,7 @@ RATE = 25e6 * (4 * 10) / 1e6
 
 @pytest.mark.parametrize("protocol", each(sorted(registry()), default=("hsp", "ad-psgd")))
 def test_what_moves_between_hosts_takes_what_their_links_say_or_longer(protocol: str, launch: Launch) -> None:
-    """The script looks at the model while it trains."""
+    """The script looks at the model while it trains. Both moments of a fetch are late by as long as a message took."""
     (launch.tmp_path / "hosts.toml").write_text(LINKED)
     script = training("model.state_dict()", epochs=1, samples=96)
     flags = "--scenario", str(launch.tmp_path / "hosts.toml"), "--threads", "1", "-p", protocol
@@ -83,4 +83,4 @@ def test_what_moves_between_hosts_takes_what_their_links_say_or_longer(protocol:
     assert rows
     began_early = {"update"} if registry()[protocol].brings_early else set()  # as its first part came
     for kind, size, seconds in rows:
-        assert seconds >= 0.01 + size / RATE - 1e-6 or kind in began_early
+        assert seconds >= 0.005 + size / RATE or kind in began_early

@@ -21,7 +21,7 @@ FINISHED = w.StepFinished(
     step=5, version=3, batches=[(0, 1)], skipped=[], scalars=None,
     began=0.0, compute=0.0, push=0.0, other=0.0, waited=0.0, pulled=0.0,
 )  # fmt: skip
-FORK = w.ForkStore(9, 2, 0, steps=True, begin=0, end=0)
+FORK = w.ForkStore(9, 2, 0, outer=None, begin=0, end=0)
 BEGIN = w.Begin(slots=9, areas=2, state="store", local_steps=False, pushes="gradient")
 COMPUTE = w.Compute(step=5, version=3, slot=1, area=0, ahead=[])
 STOP = w.StopTraining(at_once=False)

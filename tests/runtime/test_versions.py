@@ -23,7 +23,7 @@ class Recorded:
 
     def __init__(self, record: int, spoiled: Iterable[int] = ()) -> None:
         """`spoiled`: workers with whose replicas no mean can be made."""
-        spec = SimpleNamespace(averages="parameters")
+        spec = SimpleNamespace(pushes="nothing")
         choice = SimpleNamespace(spec=spec)
         self.settings: Any = SimpleNamespace(folder=Path(), record=record, workers=3, choice=choice)
         self.applied: Any = SimpleNamespace(samples=0, ordered_steps=9)

@@ -10,7 +10,7 @@ from unittest.mock import Mock, patch
 
 from paceline.coordinator import agent as agents
 from paceline.coordinator.agent import _Agent as Agent
-from paceline.core.choice import choose
+from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order, Release, StartPush
@@ -161,6 +161,12 @@ class Company:
         return [owner for owner in self.claims() if owner[0] not in others and owner[1:2] == (worker,)]
 
 
+def _choice(protocol: str, unapplied: int) -> Choice:
+    """That protocol, which declares so many unapplied updates."""
+    choice = choose(protocol, registry())
+    return replace(choice, spec=replace(choice.spec, unapplied=lambda _: unapplied))
+
+
 def idle_company(
     workers: int = 3,
     protocol: str = "asp",
@@ -177,7 +183,7 @@ def idle_company(
     stand_ins: Any = crew, loop
     made: Company
     host = Cluster(
-        plan(spec, unapplied, workers),
+        plan(_choice(protocol, unapplied), workers),
         spec,
         *stand_ins,
         reports,
@@ -394,7 +400,7 @@ def elsewhere(
     spec, forker, between = registry()[protocol], workers, Between()
     crew, here, loop, reports = Crew(workers), Crew(0), Clockwork(), Kept()
     here.numbers = range(forker, forker + 1)
-    places = plan(spec, unapplied, workers + 1)
+    places = plan(_choice(protocol, unapplied), workers + 1)
     made: Elsewhere
     heads_end, agents_end = HeadsEnd(between, lambda: made.agent), AgentsEnd(between, lambda: head.others)
     carrier = TransferManager("node-0", loop.now, between.plane)

@@ -43,7 +43,7 @@ class OneHost:
         self.carrier.meet(*HEAD)
         loop: Any = self.loop
         self.host = Host(
-            plan(choice.spec, choice.unapplied, of),
+            plan(choice, of),
             choice.spec,
             self.workers,
             self.carrier,

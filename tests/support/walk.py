@@ -43,6 +43,7 @@ from paceline.core.orders import (
     StartPull,
     StartPush,
     SwitchProtocol,
+    steps_of,
 )
 from paceline.errors import ProtocolViolation
 
@@ -86,6 +87,8 @@ class Pushing(Job):
     """An earlier step, whose push goes on beside this one's computation."""
     kept: int | None = None
     """An earlier step, whose gradient waits for its push beside this one's computation."""
+    since: int | None = None
+    """The first own step that goes into an update with later ones, until that is pushed."""
     pulling: int | None = None
     """The version on its way to it."""
     holds: int = -1
@@ -186,7 +189,7 @@ class World:
                 if self.lacks_data(worker, job.step):
                     facts.append(StepDeclined(worker=worker, step=job.step, at=at))
                     # For lack of data it leaves only when its own pushes are through.
-                    if job.pushing is None and job.kept is None:
+                    if job.pushing is None and job.kept is None and job.since is None:
                         facts.append(WorkerLeft(worker=worker, reason="finished", at=at))
                 elif not job.waits:
                     facts.append(
@@ -420,6 +423,12 @@ class World:
                 job.version, job.waits = version, True
                 if not self.pulls:
                     job.holds, job.pulling, job.waits = version, None, False
+            case Release(worker=worker, step=step, version=version, parameters="own"):
+                job = self._live(order, worker, "ready")
+                if version != job.version:
+                    raise Broken(f"its own steps are on version {job.version}: {order}")
+                job.since = job.step if job.since is None else job.since
+                self._start(order, job, step)
             case Release(worker=worker, step=step, version=version, parameters=parameters):
                 job = self._live(
                     order, worker, "idle", "arrived", "pushing", *(["ready"] if parameters == "held" else [])
@@ -443,8 +452,15 @@ class World:
                 job = self._live(order, worker)
                 if not 0 < scale <= 1:
                     raise Broken(f"the scale must be above 0 and at most 1: {order}")
+                if order.since != (None if job.since == step else job.since):
+                    raise Broken(f"its own steps since {job.since} are in no update: {order}")
+                for one in steps_of(order)[:-1]:
+                    del self.unsettled[worker, one]
+                own, job.since = job.since is not None, None
                 if step == job.kept and job.pushing is None:
                     job.kept, job.pushing = None, step
+                elif own and job.phase == "declined" and step == job.step - 1:
+                    job.pushing = step
                 else:
                     self._live(order, worker, "ready")
                     if step != job.step:
@@ -481,6 +497,8 @@ class World:
             case DropUpdate(worker=worker, step=step):
                 if self.unsettled.pop((worker, step), None) is None:
                     raise Broken(f"there is no such update, or it is settled: {order}")
+                for one in steps_of(order)[:-1]:  # if it was pushed, they are settled
+                    self.unsettled.pop((worker, one), None)
                 dropped = self.jobs.get(worker)
                 if dropped is not None and dropped.phase == "ready" and dropped.step == step:
                     dropped.phase = "idle"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.clip_grad import clip_grad_norm_, clip_grad_value_
 
 import paceline
+from paceline.core.machine import Outer
 from paceline.errors import ConfigError
 from paceline.store.chunks import CHUNK, NotFinite, cuts_of
 from paceline.store.store import Store
@@ -155,7 +156,7 @@ def test_a_store_that_subtracts_what_workers_have_stepped_clips_nothing() -> Non
     model = nn.Linear(2, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     places = Places.new(Layout.of(model, optimizer), SLOTS, WORKERS)
-    store = Store.of(model, optimizer, places, steps=False, clip=Clip(0.5, None))
+    store = Store.of(model, optimizer, places, Outer(), clip=Clip(0.5, None))
     before = model.weight.detach().clone()
     push(store, 0, [torch.tensor([[3.0, 4.0]])])
     store.commit(0, 1, [(0, 1.0)])

@@ -61,6 +61,8 @@ RECIPES_OF = {
     "ssp": ("sgd", "adamw, dropout and shuffled"),
     # a bias before a norm has no gradient but rounding, of which AdamW makes full-size steps: nothing to compare
     "ps-plus": ("sgd, dropout and shuffled, double", "adamw, unnormed, double"),
+    "local-sgd": ("sgd, dropout and shuffled, double", "adamw, unnormed, double"),
+    "diloco": (),  # its outer optimizer steps besides
 }
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError, PeerLost
 from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Mapping, Region
-from paceline.ipc.messages.worker import MakeStep, SnapshotTaken
+from paceline.ipc.messages.worker import Begin, MakeStep, SnapshotTaken
 from paceline.training.device import accelerator
 from paceline.training.device.copier import UNLOCKED, Copier
 from paceline.training.device.device_push import DeviceGradients, DeviceUpdates
@@ -123,10 +123,11 @@ class Case:
         own = "own-step" in kind
         state: Any = "replicas" if self.replica else "store"
         pushes: Any = "difference" if own else "gradient" if self.pushes else "nothing"
+        begin = Begin(1, 1, state, own, pushes, at_once="rounds" not in kind)
         if "device" not in kind:
-            return holder_of(state, pushes, self.joined, local_steps=own)
+            return holder_of(begin, self.joined)
         in_memory = [0 if own else 1] if "memory" in kind else []
-        return _on_device(state, pushes, self.joined, self.copier(*in_memory), local_steps=own)
+        return _on_device(begin, self.joined, self.copier(*in_memory))
 
     def copier(self, *in_memory: int) -> Copier:
         """Copies to a device that has no parameter of these numbers."""
@@ -166,6 +167,7 @@ REPLICAS = (
     "device, replica, nothing pushed",
 )
 KINDS = (*WINDOWS, *OWN_STEPS, *REPLICAS)
+ROUNDS = tuple(f"{kind}, rounds" for kind in OWN_STEPS)
 STORED = ("window", "device", "device and memory", *OWN_STEPS)
 STEPS_HERE = (*OWN_STEPS, *REPLICAS)
 TAKE_GRADIENTS = (*WINDOWS, "replica", "device, replica", "device and memory, replica")
@@ -209,6 +211,35 @@ def test_a_parameter_is_saved_without_the_others(case: Case) -> None:
     assert len(file.getvalue()) < case.model.large.nbytes
     file.seek(0)
     assert torch.load(file)["unused"].tolist() == [3.0, 3.0]
+
+
+@of(*ROUNDS)
+def test_own_steps_are_in_one_update_which_is_made_once(case: Case) -> None:
+    """Each step goes on from what the one before has left, and the script sees it. RATE times SCALE is 1."""
+    for _ in range(2):
+        case.compute()
+        case.holder.step()
+        case.holder.go_on()
+        case.optimizer.zero_grad()
+    assert case.shown() == [[1.0], [-1.0], [3.0]]
+    assert case.holder.changed() == []
+    assert case.holder.make_update()
+    assert not case.holder.make_update()
+    assert case.pushed() == ([[2.0], [4.0], ANY], [1, 1, 0], 2.0)
+    case.write(SECOND, 5.0)
+    case.holder.install(SECOND)
+    case.compute()
+    case.holder.step()
+    assert case.holder.make_update()
+    assert case.pushed() == ([[1.0], [2.0], ANY], [1, 1, 0], 3.0), "the next update begins with that version"
+
+
+@of(*ROUNDS)
+def test_own_steps_of_a_round_that_another_version_ends_are_in_no_update(case: Case) -> None:
+    case.compute()
+    case.holder.step()
+    case.holder.install(FIRST)
+    assert not case.holder.make_update()
 
 
 @of("device", "device and memory")
@@ -612,7 +643,7 @@ def test_the_holder_is_what_the_run_says_and_where_the_parameters_are(
     case = Case("replica" if kind == "replica" else "window")
     before = case.link.averages
     state: Any = "replicas" if kind == "replica" else "store"
-    holder: Any = holder_of(state, pushes, case.joined, local_steps=kind == "own-step")
+    holder: Any = holder_of(Begin(1, 1, state, kind == "own-step", pushes), case.joined)
     on_device = {"gradient": DeviceGradients, "difference": DeviceUpdates, "nothing": NoPush}
     through = on_device[pushes] if device else NoPush if pushes == "nothing" else AreaPush
     assert (type(holder), type(holder._push)) == ((ON_A_DEVICE if device else HERE)[kind], through)
@@ -626,4 +657,4 @@ def test_parameters_on_a_device_that_is_not_there_are_refused(kind: Any) -> None
     case.joined.parameters[0] = nn.Parameter(torch.empty(3, device="meta"))
     state: Any = "replicas" if kind == "replica" else "store"
     with pytest.raises(ConfigError, match="are on the device meta, which no worker can train on"):
-        holder_of(state, "difference", case.joined, local_steps=kind == "own-step")
+        holder_of(Begin(1, 1, state, kind == "own-step", "difference"), case.joined)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.ipc.messages.worker import Accumulated, Withdrawn
+from paceline.ipc.messages.worker import Accumulated, Begin, Withdrawn
 from paceline.training.device import copier as copier_module
 from paceline.training.device import device_push
 from paceline.training.device.copier import Copier
@@ -398,7 +398,7 @@ def test_it_is_what_a_run_that_is_told_has_where_a_model_takes_a_link_some_time(
     assert OverlappedPush.pays(Told().layout)
     assert not OverlappedPush.pays(Told(nn.Linear(4, 4)).layout)
     for tells, kind in ((True, OverlappedPush), (False, AreaPush)):
-        holder = holder_of("store", "gradient", Told().context, tells=tells)
+        holder = holder_of(Begin(1, 1, "store", False, "gradient", tells=tells), Told().context)
         assert isinstance(holder, WindowHolder)
         assert type(holder._push) is kind
 

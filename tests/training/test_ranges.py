@@ -77,7 +77,7 @@ def store_of(
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, 0.5)
         optimizer.step()
-    return Store.of(model, optimizer, places or Places.new(Layout.of(model, optimizer), SLOTS, WORKERS), True, within)
+    return Store.of(model, optimizer, places or Places.new(Layout.of(model, optimizer), SLOTS, WORKERS), None, within)
 
 
 def ranges_of(name: str, hosts: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import paceline
 from paceline.core.leases import Batch
-from paceline.core.machine import Pushes, State
+from paceline.core.machine import Outer, Pushes, State
 from paceline.errors import ConfigError, Interrupted
 from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Region
@@ -98,7 +98,9 @@ class OneWorker:
         slots, areas = (0, 4) if replica else (3, 1)
         its = offer.offered
         region = Region.create(slots * its.slot_bytes + areas * its.push_bytes + 2 * its.fixed_bytes)
-        self.store = offer.make_store(region, slots, areas, 0, self.kind == "window", (0, its.cuts[-1]))
+        self.store = offer.make_store(
+            region, slots, areas, 0, None if self.kind == "window" else Outer(), (0, its.cuts[-1])
+        )
         self.version = self.step = self.place = 0
         self.area = 3 if replica else 0
         self.used: dict[int, int] = {}

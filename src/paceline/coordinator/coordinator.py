@@ -109,13 +109,15 @@ class Coordinator:
                 run_state.joining.released(order)
                 run_state.agreeing.released(worker)
                 self._tell_decisions(worker)
-                if order.parameters == "own":
+                if order.parameters == "own" and run_state.data.owned:
                     run_state.versions.counts(worker)  # a joiner has no replica if no other worker is left
                 member = run_state.members[worker]
                 if member.trains:
                     member.step, member.ordered_at = step, at
-                run_state.cluster.carry_out(order.at(run_state.data.batches), at)
+                run_state.cluster.carry_out(order.at(run_state.data.progress(order)), at)
             case StartPull() | StartPush() | AdjustTraining():
+                if isinstance(order, StartPush):
+                    run_state.data.pushed(order)
                 run_state.cluster.carry_out(order, at)
             case Reduce() | CopyReplica():
                 if isinstance(order, CopyReplica):
@@ -132,10 +134,9 @@ class Coordinator:
                 run_state.shutdown.stepped(run_state.data.steps)
             case Hold(worker=worker, why=why):
                 run_state.members[worker].wait(why)
-            case DropUpdate(worker=worker, step=step, samples=samples):
+            case DropUpdate():
                 run_state.cluster.carry_out(order, at)
-                run_state.data.dropped(worker, step)
-                run_state.data.leases.drop(worker, step, samples)
+                run_state.data.dropped(order)
             case LeaveOut(worker=worker):
                 run_state.data.leases.leave_out(worker)
             case SwitchProtocol():

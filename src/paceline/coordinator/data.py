@@ -12,7 +12,7 @@ from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, ReplicaCopied, TrainingBegan
 from paceline.core.leases import Batch, Leases
 from paceline.core.membership import Left
-from paceline.core.orders import ApplyUpdate, CopyReplica, Reduce, StepReplica
+from paceline.core.orders import ApplyUpdate, CopyReplica, DropUpdate, Reduce, Release, StartPush, StepReplica, steps_of
 from paceline.ipc import messages
 from paceline.records.journal import Journal
 
@@ -34,8 +34,12 @@ class TrainingData:
     """Steps whose updates are in a version that is ordered, or in a replica."""
     samples: int = 0
     """Samples in these."""
+    _several: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By (worker, last step) of updates on their way that have several steps: how many."""
     ordered_steps: int = 0
     """Steps in replicas, also those that were lost with one since."""
+    _own: Counter[int] = field(default_factory=Counter)
+    """By worker: batches in its steps since it last took a version."""
     _anew: set[int] = field(default_factory=set)
     """Epochs that are opened with another order than before the run was resumed."""
     _untold: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
@@ -138,6 +142,7 @@ class TrainingData:
             self._journal.ledger.batch_used(worker, done.step, epoch, index, "skipped")
         if done.batches is None:
             return None
+        self._own[worker] += len(done.batches)
         samples = self.leases.bind(worker, done.step, _batches(done.batches), _batches(done.again))
         for epoch, index in done.batches:
             self._journal.ledger.batch_used(worker, done.step, epoch, index, "step")
@@ -170,7 +175,7 @@ class TrainingData:
         """A version is to be made, a replica to make a step or to be copied, or a group to average."""
         match order:
             case ApplyUpdate(contributions=contributions):
-                self.steps += len(contributions)
+                self.steps += sum(self._several.pop((worker, step), 1) for worker, step, _ in contributions)
                 self.samples += sum(self.leases.settle(worker, step) for worker, step, _ in contributions)
             case StepReplica():
                 self._step(order)
@@ -199,12 +204,22 @@ class TrainingData:
                         unshared.remove(step)
                         self.leases.settle(source, step)
 
-    def dropped(self, worker: int, step: int) -> None:
-        """The step is in no replica, or its replica is gone."""
+    def pushed(self, order: StartPush) -> None:
+        """An update begins to move. From now on the batches of all its steps are those of the last one."""
+        if len(steps := steps_of(order)) > 1:
+            self._several[order.worker, order.step] = len(steps)
+            self.leases.join_steps(order.worker, steps)
+
+    def dropped(self, order: DropUpdate) -> None:
+        """The update will be in no version: its step is in no replica, or its replica is gone."""
+        worker, step = order.worker, order.step
         if step in (unshared := self._unshared.get(worker, [])):
             unshared.remove(step)
             self.steps -= 1
             self.samples -= self.leases.samples(worker, step)
+        self._several.pop((worker, step), None)
+        for one in steps_of(order):
+            self.leases.drop(worker, one, order.samples)
 
     def left(self, worker: int, how: Left) -> None:
         """The worker has left training. Unless it died, its replica stays in the means."""
@@ -222,6 +237,17 @@ class TrainingData:
     def epoch(self) -> int:
         """The epoch that a run goes on in which has all that the machine was told. See `Leases.epoch`."""
         return self.leases.epoch(self._in_replicas, self._unskipped)
+
+    def progress(self, order: Release) -> int:
+        """Batches that the run has used, as the worker of this order is to see it.
+
+        In a round of own steps it sees those as of the round's beginning, and for each of its own since, one of every
+        worker. So a schedule goes on in a round as it does between rounds.
+        """
+        if order.parameters != "own" or self.owned:
+            self._own.pop(order.worker, None)
+            return self.batches
+        return self.batches + self._own[order.worker] * sum(member.trains for member in self._members.values())
 
     @property
     def batches(self) -> int:

@@ -10,7 +10,7 @@ from paceline.coordinator.data import TrainingData
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.step_timing import StepTiming
-from paceline.core.facts import WorkerLeft
+from paceline.core.facts import StepDeclined, WorkerLeft
 from paceline.core.membership import Left
 from paceline.host.cluster import Cluster
 from paceline.host.events import Report
@@ -27,6 +27,8 @@ class Departures:
     _policy: RunPolicy
     _clock: RunClock
     _report: Report
+    _in_rounds: bool
+    """Whether a worker's own steps are pushed only at the end of a round, or once it declines a further step."""
     _finishing: dict[int, Member] = field(default_factory=dict)
     """Workers that wait in `finish()`."""
     _postponed: list[tuple[Member, Callable[[Member], None]]] = field(default_factory=list)
@@ -90,6 +92,8 @@ class Departures:
         if not (member.trains and member.here and waits):
             return False
         member.wait(("last-update",))
-        member.step = None  # it was released for this step, and has no data for it
+        step, member.step = member.step, None  # it was released for this step, and has no data for it
+        if step is not None and self._in_rounds:
+            self._report(StepDeclined(worker=member.worker, step=step, at=self._clock.at()))
         self._postponed.append((member, end))
         return True

@@ -25,7 +25,7 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.membership import Left
-from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StepReplica
+from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush, StepReplica
 from paceline.errors import RunFailed
 from paceline.records.summary import Outcome
 
@@ -133,6 +133,8 @@ class Director:
             case Release(worker=worker, step=step):
                 self._expect_area(run_state.members[worker], step)
                 self._await(lambda: self._has_come_of(run_state.members[worker], step))
+            case StartPush(worker=worker):
+                self._await(lambda: not run_state.cluster.own_steps.awaits(worker))
             case ApplyUpdate():
                 self._await(lambda: run_state.cluster.progress.idle)
             case StepReplica() | Reduce():

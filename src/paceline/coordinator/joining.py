@@ -225,8 +225,10 @@ class Joining:
         """The order is about to be carried out. A joiner that was given no replica begins with the recorded mean."""
         worker = order.worker
         self._next_steps[worker] = max(self._next_steps.get(worker, 0), order.step + 1)
-        if worker not in self._without or order.parameters != "own" or worker in self._members.absent():
-            return  # one that is absent has left since: the machine is about to hear that
+        if worker not in self._without or order.parameters != "own" or not self._data.owned:
+            return
+        if worker in self._members.absent():  # it has left since: the machine is about to hear that
+            return
         self._without.discard(worker)
         newest = self._versions.newest.version
         if not newest and self._settings.resumed is not None:

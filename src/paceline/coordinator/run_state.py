@@ -96,7 +96,14 @@ class RunState:
         )
         self.adopting = Adopting(self.cluster, self.members, ledger)
         self.departures = Departures(
-            self.members, self.cluster, self.data, self.timing, policy, self.clock, self.inbox.report
+            self.members,
+            self.cluster,
+            self.data,
+            self.timing,
+            policy,
+            self.clock,
+            self.inbox.report,
+            spec.updates_of_rounds,
         )
         self.shutdown = Shutdown(
             settings, self.members, self.departures, self.snapshots, self.cluster, others, loop, output
@@ -173,7 +180,7 @@ class RunState:
     def _made_host(self, workers: Workers, others: HostRegistry | None) -> Cluster:
         settings, spec, policy = self.settings, self.settings.choice.spec, self.policy
         host = Cluster(
-            plan(spec, settings.choice.unapplied, settings.workers),
+            plan(settings.choice, settings.workers),
             spec,
             workers,
             self.loop,

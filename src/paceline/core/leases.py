@@ -361,6 +361,14 @@ class Leases:
         """Return the samples in the step's update, while it is neither settled nor dropped."""
         return sum(map(self.size, self.bound.get((worker, step), ()))) + self.again.get((worker, step), 0)
 
+    def join_steps(self, worker: int, steps: range) -> None:
+        """These steps are in one update, which has the last one's name."""
+        keys, last = [(worker, step) for step in steps], (worker, steps[-1])
+        if batches := [batch for key in keys for batch in self.bound.pop(key, ())]:
+            self.bound[last] = tuple(batches)
+        if samples := sum(self.again.pop(key, 0) for key in keys):
+            self.again[last] = samples
+
     def settle(self, worker: int, step: int) -> int:
         """The step's update is applied. Return its samples."""
         samples = self.samples(worker, step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.core.facts import Fact
 from paceline.core.orders import Order
@@ -18,6 +18,14 @@ Steps = Literal["store", "worker", "outer"]
 """What makes a version: the script's optimizer in the store, or in the worker, or an outer optimizer in the store."""
 Sums = Literal["workers", "hosts"]
 """The terms of a version on several hosts: each worker's update, or one sum of each host's updates."""
+
+
+class Outer(NamedTuple):
+    """An outer optimizer: `torch.optim.SGD` with these, on the sum of a version's weighted differences."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
 
 
 class Machine(Protocol):
@@ -76,7 +84,9 @@ class Spec:
     pushes: Pushes = "gradient"
     """What a worker puts into its push area. If groups average, they average gradients, or replicas if nothing."""
     optimizer: Steps = "store"
-    """What makes a version. The outer optimizer subtracts differences as they are."""
+    """What makes a version."""
+    outer: Callable[[Any], Outer] = lambda config: Outer()
+    """The outer optimizer, if there is one. By default it subtracts differences as they are."""
     groups: bool = False
     """Whether workers average in groups, by `Reduce`."""
     sums: Sums = "workers"
@@ -86,7 +96,8 @@ class Spec:
     """With a store: the most steps of one worker that may be released, and neither applied nor
     dropped. The worker has a push area for each. So no step waits for an update that waits for that step."""
     pushes_at_once: bool = True
-    """With a store: whether each update goes there as soon as it is computed."""
+    """With a store: whether each step's update goes there as soon as it is computed. With local steps, else, one update
+    has several steps: the worker makes it when its push is ordered."""
     parts: tuple[str, ...] = ()
     """Parameters that each name another protocol. `machine` gets a `Part` for each after the config, in this order.
     So a protocol that consists of others doesn't import them."""
@@ -101,6 +112,11 @@ class Spec:
     `TrainingBegan`. All else begins anew. None: nothing is kept, as by all protocols that can be parts of others."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """The sentence of each code of a `why`. See `core.reasons`."""
+
+    @property
+    def updates_of_rounds(self) -> bool:
+        """Whether an update has several own steps of a worker, which makes it as its push is ordered."""
+        return self.state == "store" and self.local_steps and not self.pushes_at_once
 
     @property
     def brings_early(self) -> bool:

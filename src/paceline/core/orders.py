@@ -27,7 +27,8 @@ class Release:
     - `pull`: by a fresh pull from the store, which begins now.
     - `held`: the worker has held it since an earlier pull.
     - `eager`: it was pulled for this step ahead of time. The worker adds all its own updates that the version lacks.
-    - `own`: it is the worker's own replica as it is now, which may change while the worker computes on a copy.
+    - `own`: it is the worker's own parameters as they are now. A replica may change while the worker computes on a
+      copy. With a store they are `version` and the worker's own steps since, which go into one update: see `StartPush`.
     """
     progress: int = field(default=0, compare=False)
     """Batches that the run has used when this is carried out, which the coordinator fills in. Schedules follow it."""
@@ -59,6 +60,8 @@ class StartPush:
 
     worker: int
     step: int
+    since: int | None = None
+    """The first of several own steps that are all in this update, named by its last; None: it is of one step."""
     scale: float = 1.0
     why: Why = field(default=UNSAID, compare=False)
 
@@ -89,6 +92,8 @@ class DropUpdate:
 
     worker: int
     step: int
+    since: int | None = None
+    """As in `StartPush`: the update is dropped with all its steps."""
     samples: Literal["return", "missed"]
     """Its samples go back to be leased again, or are counted as missed."""
     why: Why = field(default=UNSAID, compare=False)
@@ -173,6 +178,11 @@ class CopyReplica:
     source: int
     worker: int
     why: Why = field(default=UNSAID, compare=False)
+
+
+def steps_of(order: StartPush | DropUpdate) -> range:
+    """Return the steps that are in this update."""
+    return range(order.step if order.since is None else order.since, order.step + 1)
 
 
 Order = (

@@ -78,6 +78,20 @@ class WorkerProgress:
     """Whether `StartPull` ordered that, ahead of its step."""
     pushing: int | None = None
     """An earlier step whose push goes on while the worker computes this one."""
+    since: int | None = None
+    """The first of several own steps that go into one update, until that has arrived."""
+
+    @property
+    def unpushed(self) -> int | None:
+        """The last step that is computed and whose push has not begun."""
+        if self.phase == "ready":
+            return self.step
+        own = self.since is not None and self.pushing is None and self.phase in ("computing", "declined")
+        return self.step - 1 if own else None
+
+    def first_of(self, step: int) -> int | None:
+        """The first step in the update that goes by this one, if it has several."""
+        return None if self.since == step else self.since
 
     @property
     def in_transit(self) -> bool:
@@ -126,10 +140,10 @@ class Roster:
                     raise ProtocolViolation(fact, f"its step was released on version {seat.version}")
                 seat.phase, seat.weight = "ready", fact.weighs
             case UpdateArrived(step=step) if step == seat.pushing:
-                seat.pushing = None
+                seat.pushing = seat.since = None
             case UpdateArrived():
                 self._expect(fact, seat, fact.step, "pushing")
-                seat.phase = "arrived"
+                seat.phase, seat.since = "arrived", None
             case StepDeclined():
                 self._expect(fact, seat, fact.step, "computing")
                 seat.phase = "declined"
@@ -152,6 +166,8 @@ class Roster:
         seat = self.seats[worker]
         if seat.phase == "pushing":
             seat.pushing = seat.step
+        if parameters == "own" and seat.since is None:
+            seat.since = seat.step
         seat.step += 1
         seat.version, seat.phase, seat.weight = version, "computing", None
         if parameters == "pull":
@@ -159,10 +175,15 @@ class Roster:
         return Release(worker=worker, step=seat.step, version=version, parameters=parameters, why=why)
 
     def push(self, worker: int, why: Why = ANY_TIME, scale: float = 1.0) -> StartPush:
-        """Note and return the order that transfers the worker's ready gradient."""
+        """Note and return the order that transfers the worker's ready gradient, or the update of its own steps."""
         seat = self.seats[worker]
-        seat.phase = "pushing"
-        return StartPush(worker=worker, step=seat.step, scale=scale, why=why)
+        step = seat.unpushed
+        assert step is not None
+        if seat.phase == "ready":
+            seat.phase = "pushing"
+        else:  # it has declined the next one
+            seat.pushing = step
+        return StartPush(worker=worker, step=step, since=seat.first_of(step), scale=scale, why=why)
 
     def pull(self, worker: int, version: int, why: Why) -> StartPull:
         """Note and return the order that transfers a version to the worker without starting a step."""
@@ -174,9 +195,12 @@ class Roster:
     def half_pushed(fact: WorkerLeft, seat: WorkerProgress) -> tuple[DropUpdate, ...]:
         """Return the orders to drop the departed worker's updates that had not arrived."""
         why: Why = ("half-pushed", fact.worker, fact.reason)
-        steps = [] if seat.pushing is None else [seat.pushing]
-        steps += [seat.step] if seat.phase in ("ready", "pushing") else []
-        return tuple(DropUpdate(worker=fact.worker, step=step, samples="return", why=why) for step in steps)
+        pushed = seat.step if seat.phase == "pushing" else None
+        steps = [step for step in (seat.pushing, pushed, seat.unpushed) if step is not None]
+        return tuple(
+            DropUpdate(worker=fact.worker, step=step, since=seat.first_of(step), samples="return", why=why)
+            for step in steps
+        )
 
     def _begin(self, fact: TrainingBegan) -> None:
         check_beginning(fact, self.began)

@@ -51,6 +51,7 @@ from paceline.host.orders.commit_queue import NEWEST, CommitQueue
 from paceline.host.orders.for_others import ForOthers
 from paceline.host.orders.hyperparameters import Hyperparameters
 from paceline.host.orders.join_handover import JoinHandover
+from paceline.host.orders.own_steps import OwnSteps
 from paceline.host.orders.releases import step_of
 from paceline.host.orders.snapshots import HostSnapshots
 from paceline.host.other_hosts import OtherHosts
@@ -213,7 +214,9 @@ class Cluster:
             report,
             seats,
         )
-        self._for_others = ForOthers(self.shelf, self.pushes, self.versions, seats, report)
+        stored = spec.state == "store"
+        self._for_others = ForOthers(self.shelf, self.pushes, self.versions, seats, report, stored=stored)
+        self.own_steps = OwnSteps(self.send, self._bring)
         self.joins = JoinHandover(
             self,
             self.shelf,
@@ -291,7 +294,7 @@ class Cluster:
             end = offer.cuts[-1]
         self.shard_server.shard = Shard(self.name, begin, end)
         ends = [self._evaluator.connect()] if self._evaluator is not None and offer.evaluates else []
-        order = self.plan.fork(self.spec.optimizer == "store", begin, end)
+        order = self.plan.fork(begin, end)
         self.store.fork(lambda: (worker,), self.memory.region, order, ends)
 
     def why_not(self, workers: Sequence[int]) -> str:
@@ -391,8 +394,8 @@ class Cluster:
                 case Release(worker=worker, step=step):
                     seat = self.seats[worker]
                     if seat.trains:
-                        if order.parameters == "own":
-                            self.replicas.replica(worker)  # NotHere is told as the order comes
+                        if order.parameters == "own":  # NotHere is told as the order comes
+                            (self.replicas.replica if self.owns_replicas else self.pushes.unpushed)(worker)
                         self.aggregation.released(worker)
                     self.joins.released(worker)
                     if seat.trains and not seat.elsewhere:
@@ -521,6 +524,7 @@ class Cluster:
         seat.trains, seat.step, seat.released, seat.died = False, None, None, died
         self.joins.left(worker, died)
         self.aggregation.cancel(worker)
+        self.own_steps.left(worker)
         unapplied = self.replicas.unapplied(worker)
         self.here.left(worker, died, unapplied)
         self.commits.go_on()
@@ -643,8 +647,15 @@ class Cluster:
         return epoch, None if self.owns_replicas else self.memory.buffers(worker), kept
 
     def _push(self, order: StartPush) -> None:
-        """Bring the worker's update to the hosts that make versions."""
+        """Have the worker's update come to the hosts that make versions, once it is made."""
         self._at_workers_host(order)
+        if self.spec.updates_of_rounds:
+            self.own_steps.push(order)
+        else:
+            self._bring(order)
+
+    def _bring(self, order: StartPush) -> None:
+        """Bring the worker's update to the hosts that make versions."""
         arrived, update = partial(self.pushes.arrived, order.worker, order.step), Update(order.worker, order.step)
         if self._network is None or self.carrier is not None:  # between hosts it takes the time that it takes
             self.aggregation.bring(update, arrived)
@@ -678,6 +689,7 @@ class Cluster:
     def update_dropped(self, update: Update) -> None:
         """See `Authority`."""
         self.sums.dropped(update)
+        self.hyperparameters.dropped(update.worker, update.step)
 
     def copy_never_comes(self, number: int, why: str) -> None:
         """See `Authority`."""
@@ -729,7 +741,6 @@ class Cluster:
     def drop_update(self, worker: int, step: int) -> None:
         """There will be no update of this step, or none that counts: its place is free."""
         self.arrivals.dropped(Update(worker, step))  # while it has its place, to which some of it may be on its way
-        self.hyperparameters.dropped(worker, step)
         self.pushes.dropped(worker, step)
         self.replicas.dropped(worker, step)
 

@@ -602,8 +602,11 @@ class Host:
                 return  # it concerns nobody else
             case messages.worker.StepFinished(step=step):  # its version stays: it may be released on that once more
                 seat.step = None  # and its update, if the head asks for that before the worker leaves
-                self.computing.finished(worker, step)
-                self.there_is_more(Update(worker, step))
+                self.pushes.computed(worker, step)
+                if not self._spec.updates_of_rounds:
+                    self._has_update(worker, step)
+            case messages.worker.UpdateMade(step=step):
+                self._has_update(worker, step)
             case messages.worker.Stepped(step=step) if self.replicas is not None:
                 self.replicas.steps.stepped(worker, step)
             case messages.worker.Declined():
@@ -625,6 +628,10 @@ class Host:
         self._report(WorkerSaid(worker, cast(messages.worker.FromWorker, message), attached))
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def _has_update(self, worker: int, step: int) -> None:
+        self.computing.finished(worker, step)
+        self.there_is_more(Update(worker, step))
 
     def _send_begin(self, worker: int, begin: messages.worker.Begin, files: tuple[int, ...]) -> None:
         ends = [] if self.replicas is None else [self.replicas.averaging.connect(worker)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.machine import Spec
+from paceline.core.choice import Choice
+from paceline.core.machine import Outer, Spec
 from paceline.ipc.messages.worker import Begin, ForkStore, Offered, ResumePoint
 
 CLAIMS = 3
@@ -37,6 +38,8 @@ class MemoryPlan:
     """Of these, the worker's own: as many as the updates that may be needed of it at once."""
     sums: int = 0
     """Places with flags and buffers, for sums of updates."""
+    outer: Outer | None = None
+    """The outer optimizer that makes versions; None: the script's does, in the store or in the workers."""
 
     @property
     def places(self) -> int:
@@ -96,13 +99,16 @@ class MemoryPlan:
         """Bytes of the region, with this model."""
         return self.slots * offer.slot_bytes + self.area(self.places) * offer.push_bytes + 2 * offer.fixed_bytes
 
-    def fork(self, steps: bool, begin: int, end: int) -> ForkStore:
-        """The order to fork the store's process, which makes that range. `steps`: see the message."""
-        return ForkStore(self.slots, self.areas, self.sums, steps, begin, end)
+    def fork(self, begin: int, end: int, *, only_adds: bool = False) -> ForkStore:
+        """The order to fork the store's process, which makes that range. `only_adds`: it makes none, and adds up."""
+        outer = Outer() if only_adds or not self.slots else self.outer
+        return ForkStore(self.slots, self.areas, self.sums, outer, begin, end)
 
     def begin(self, spec: Spec, *, tells: bool) -> Begin:
         """The order to train. `tells`: see the message."""
-        return Begin(self.slots, self.areas, spec.state, spec.local_steps, spec.pushes, tells=tells)
+        return Begin(
+            self.slots, self.areas, spec.state, spec.local_steps, spec.pushes, at_once=spec.pushes_at_once, tells=tells
+        )
 
     def admit(self, spec: Spec, place: int, epoch: int, at: float, *, tells: bool) -> Begin:
         """The order to show what is in that place, while others train, until the worker takes part. See `Cluster`."""
@@ -117,8 +123,8 @@ class MemoryPlan:
         return self.slots + self.capacity * self.areas
 
 
-def plan(spec: Spec, unapplied: int, capacity: int) -> MemoryPlan:
-    """The places that this protocol needs, if so many updates of a worker may be unapplied at once.
+def plan(choice: Choice, capacity: int) -> MemoryPlan:
+    """The places that this protocol needs.
 
     With a store a commit finds a place whatever workers claim: they claim `CLAIMS` versions each, and `BESIDE_READERS`
     are claimed besides. It waits if the disk lags behind, with several versions to be written.
@@ -127,7 +133,9 @@ def plan(spec: Spec, unapplied: int, capacity: int) -> MemoryPlan:
     the void sum may still be being made, so a host of k workers may need k - 1 places for what these compute at once.
     A place takes memory only where something is summed.
     """
+    spec, unapplied = choice.spec, choice.unapplied
     if spec.state == "replicas":
         return MemoryPlan(capacity, slots=0, areas=REPLICAS + 1)
     sums = capacity - 1 if spec.sums == "hosts" else 0
-    return MemoryPlan(capacity, slots=CLAIMS * capacity + BESIDE_READERS, areas=unapplied, own=unapplied, sums=sums)
+    slots, outer = CLAIMS * capacity + BESIDE_READERS, spec.outer(choice.config) if spec.optimizer == "outer" else None
+    return MemoryPlan(capacity, slots=slots, areas=unapplied, own=unapplied, sums=sums, outer=outer)

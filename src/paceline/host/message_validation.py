@@ -28,6 +28,8 @@ class MessageValidation:
         """The step that it computes, and the version that it computes on."""
         self._finished = False
         """Whether it has finished a step."""
+        self._last: int | None = None
+        """The last step that it has finished, until it says that its update is made."""
         self._steps: set[int] = set()
         """Steps that its replica is to make."""
         self._keeps: set[int] = set()
@@ -137,6 +139,9 @@ class MessageValidation:
                 return _taken(self._keeps, snapshot)
             case messages.worker.Handed(joining=joining):
                 return _taken(self._hands, joining)
+            case messages.worker.UpdateMade(step=step):
+                last, self._last = self._last, None
+                return step == last
             case messages.worker.Joins():
                 return self._begun
             case messages.worker.Declined(paused=False):
@@ -177,7 +182,7 @@ class MessageValidation:
 
     def _finishes(self, step: tuple[int, int]) -> bool:
         """Whether it was told to compute that step on that version, and has not said so before."""
-        told, self._computes, self._finished = self._computes, None, True
+        told, self._computes, self._finished, self._last = self._computes, None, True, step[0]
         return step == told and not self._edits_now
 
     def _as_offered(self, finished: messages.worker.StepFinished) -> bool:

@@ -89,7 +89,7 @@ class TrainingStart:
         elif not order.sums:
             self._fetch(order)
             return
-        steps, (_, begin, end) = own is not None and self._spec.optimizer == "store", own or Shard(self._name, 0, 0)
+        _, begin, end = own or Shard(self._name, 0, 0)
 
         def fetches() -> None:
             if self._stand_in is not None:
@@ -103,7 +103,7 @@ class TrainingStart:
 
         # what the worker begins with is the region's first version only until the head's is fetched
         self._fetches = fetches
-        host.store.fork(forkers, host.memory.region, self._plan.fork(steps, begin, end))
+        host.store.fork(forkers, host.memory.region, self._plan.fork(begin, end, only_adds=own is None))
 
     def process_settled(self) -> None:
         """The process that computes for this host is there, or can't be."""

@@ -28,8 +28,10 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    StartPush,
     StepReplica,
     SwitchProtocol,
+    steps_of,
 )
 from paceline.records.bitsets import Bitset
 from paceline.records.update_outcomes import Applied, Dropped, UpdateOutcomes
@@ -221,7 +223,11 @@ class Rules:
                     self._weigh(contributions)
                 for worker, step, _ in contributions:
                     self._apply(worker, step, self.arrived)
+                    for one in self.outcomes.several.get((worker, step), range(0))[:-1]:
+                        self._apply(worker, one, self.outcomes.ready)
                 self.version, self.versions = version, self.versions + 1
+            case StartPush(since=int()):
+                self._joins(order)
             case StepReplica(worker=worker, step=step, version=version, group=group):
                 self._changes(worker, version)
                 self.stepping.setdefault(worker, {})[step] = self.orders
@@ -232,8 +238,9 @@ class Rules:
                 else:
                     for other, other_step, _ in self.outcomes.gathered.get(group, ()):
                         self._apply(other, other_step, self.outcomes.ready)
-            case DropUpdate(worker=worker, step=step):
-                self._drop(worker, step)
+            case DropUpdate(worker=worker):
+                for step in steps_of(order):
+                    self._drop(worker, step)
             case Reduce():
                 self._begin(order)
             case CopyReplica(source=source, worker=worker):
@@ -258,6 +265,15 @@ class Rules:
             raise Violation(ARRIVED, "one that is there", f"{what}, which is not")
         self.arrived.discard(key)
         self.applied.add(worker, step)
+
+    def _joins(self, order: StartPush) -> None:
+        """Check that all steps of an update are computed, and in no other one."""
+        worker, several = order.worker, self.outcomes.several
+        others = [steps for (one, _), steps in several.items() if one == worker]
+        for step in steps_of(order):
+            if (worker, step) not in self.outcomes.ready or any(step in steps for steps in others):
+                found = f"step {step} of worker {worker}, which is not"
+                raise Violation(ARRIVED, "own steps that are computed and in no other update", found)
 
     def _drop(self, worker: int, step: int) -> None:
         key, what = (worker, step), f"step {step} of worker {worker}"

@@ -24,7 +24,7 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica, SwitchProtocol
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StartPush, StepReplica, SwitchProtocol
 from paceline.core.reasons import Why
 from paceline.records.update_outcomes import Fate, UpdateOutcomes
 from paceline.records.waits import Waits, WorkerWait
@@ -149,6 +149,8 @@ class RunModel:
                 self._takes_part(fact.worker, None)
         for order in orders:
             if type(order) not in _TOLD:
+                if type(order) is StartPush and order.since is not None:
+                    self.outcomes.order(order)
                 continue
             outcomes += self.outcomes.order(order)
             match order:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StartPush, StepReplica, steps_of
 from paceline.core.reasons import Why
 
 
@@ -60,6 +60,8 @@ class UpdateOutcomes:
 
     ready: dict[tuple[int, int], tuple[int, int | None]] = field(default_factory=dict)
     """By (worker, step) without an outcome: the version that it was computed on, and its samples."""
+    several: dict[tuple[int, int], range] = field(default_factory=dict)
+    """By (worker, last step) of updates on their way that have several steps: these."""
     alone: dict[int, dict[int, Applied]] = field(default_factory=dict)
     """By worker: steps in its replica since the last average. They are lost if the worker dies."""
     averaging: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class UpdateOutcomes:
             self.gathered.pop(fact.group, None)
         elif isinstance(fact, TrainingBegan):
             undone = [Undone(worker, step) for worker, step in self.ready]
-            for outstanding in (self.ready, self.alone, self.averaging, self.gathered):
+            for outstanding in (self.ready, self.several, self.alone, self.averaging, self.gathered):
                 outstanding.clear()
             return undone
         return ()
@@ -92,7 +94,15 @@ class UpdateOutcomes:
     def order(self, order: Order) -> Sequence[Applied | Dropped]:
         """Return the outcomes that this order decides."""
         if isinstance(order, ApplyUpdate):
-            return [self._applied(worker, step, order.version) for worker, step, _ in order.contributions]
+            return [
+                self._applied(worker, one, order.version)
+                for worker, step, _ in order.contributions
+                for one in self.several.pop((worker, step), (step,))
+            ]
+        if isinstance(order, StartPush):
+            if order.since is not None:
+                self.several[order.worker, order.step] = range(order.since, order.step + 1)
+            return ()
         if isinstance(order, StepReplica):
             if order.group is not None:  # once for all members; some may have left
                 mean = self.gathered.pop(order.group, ())
@@ -103,14 +113,18 @@ class UpdateOutcomes:
             self.alone.setdefault(order.worker, {})[order.step] = applied
             return (applied,)
         if isinstance(order, DropUpdate):
-            self.ready.pop((order.worker, order.step), None)
-            return (Dropped(order.worker, order.step, self.taken_back(order.worker, order.step), order.why),)
+            self.several.pop((order.worker, order.step), None)
+            return [self._dropped(order, step) for step in steps_of(order)]
         if isinstance(order, Reduce):
             if order.what == "gradients":
                 self.gathered[order.group] = order.contributions
             elif len(order.members) > 1:
                 self.averaging[order.group] = order.members
         return ()
+
+    def _dropped(self, order: DropUpdate, step: int) -> Dropped:
+        self.ready.pop((order.worker, step), None)
+        return Dropped(order.worker, step, self.taken_back(order.worker, step), order.why)
 
     def taken_back(self, worker: int, step: int) -> Applied | None:
         """Take back a step that only this worker's replica had, and return it; None if there is no such step."""

@@ -63,7 +63,7 @@ def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now:
     kept_by = "each worker has a replica of its own" if one.state == "replicas" else KEPT_BY[one.local_steps]
     if (one.state, one.local_steps) != (other.state, other.local_steps) and "store" in (one.state, other.state):
         raise ConfigError(f"{name}: it is a run of {one.name}, whose state {other.name} can't go on with; {kept_by}")
-    if one.name != other.name and one.state == "replicas":  # another protocol's machine can't use its memory
+    if one.name != other.name and one.optimizer != "store":  # another protocol can't use its memory, or outer state
         raise ConfigError(f"{name}: it is a run of {one.name}, and {kept_by}; leave -p out")
     if workers != now and one.optimizer != "store":
         kept = f"under {one.name} {kept_by}"

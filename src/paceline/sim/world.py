@@ -41,6 +41,7 @@ from paceline.core.orders import (
     StartPull,
     StartPush,
     StepReplica,
+    steps_of,
 )
 from paceline.core.phrases import workers_named
 from paceline.errors import RunFailed
@@ -98,7 +99,7 @@ class EmptySteps:
     def carry_out(self, order: Order, at: float) -> None:
         """See `SimulatedTraining`."""
         if isinstance(order, DropUpdate) and order.samples == "return":
-            self.left_over += 1
+            self.left_over += len(steps_of(order))
 
     def amount(self, worker: int, step: int) -> Amount:
         """See `SimulatedTraining`."""
@@ -324,12 +325,17 @@ class World:
             case Release():
                 self._release(order)
             case StartPush(worker=worker, step=step):
+                for one in steps_of(order)[:-1]:  # they are in the update of the last one
+                    self._settle(worker, one)
                 self._transfer(worker, "push", step)
             case StartPull(worker=worker, version=version):
                 self._pull(worker, version)
             case ApplyUpdate():
                 self._commit(order)
-            case DropUpdate(worker=worker, step=step) | StepReplica(worker=worker, step=step):
+            case DropUpdate(worker=worker):
+                for step in steps_of(order):
+                    self._settle(worker, step)
+            case StepReplica(worker=worker, step=step):
                 self._settle(worker, step)
             case Reduce():
                 self._average(order)

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paceline.core.machine import Outer
 from paceline.core.state_edits import StateEdit
 from paceline.errors import ConfigError
 from paceline.files import to_disk
@@ -153,7 +154,7 @@ class Store:
         self.memory = places.region.memory
         self.within = within or (0, layout.flags_offset)
         self._optimizer = detached(optimizer)
-        """The optimizer that chunks have copies of: the script's as of the fork, or one that only subtracts."""
+        """The optimizer that chunks have copies of: the script's as of the fork, or an outer one."""
         self.parts = parts_of(layout, self._optimizer, self.within)
         """In the order of their bytes."""
         self._cuts = cuts_of(layout, optimizer)
@@ -191,6 +192,8 @@ class Store:
         """Optimizer states of earlier versions that are being copied."""
         self._averages: AreaAverages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
+        self._is_outer = False
+        """Whether the optimizer is an outer one."""
         self._lanes: dict[int, list[CommitLane]] = {}
         """By number of threads: the lane of each thread."""
         self._scratch: list[memoryview] = []
@@ -206,15 +209,17 @@ class Store:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         places: Places,
-        steps: bool = True,
+        outer: Outer | None = None,
         within: tuple[int, int] | None = None,
         clip: Clip | None = None,
     ) -> Store:
         """Return a store for this model, whose present values become the version in slot 0.
 
-        If `steps` is false, the store subtracts what the workers' optimizers have made, and clips nothing.
+        With an outer optimizer, the store steps that with what the workers' optimizers have made, and clips nothing.
         """
-        store = cls(places, optimizer if steps else subtracting(optimizer), within, clip if steps else None)
+        makes, clip = (optimizer, clip) if outer is None else (outer_of(optimizer, outer), None)
+        store = cls(places, makes, within, clip)
+        store._is_outer = outer is not None
         store._script = model, optimizer
         store._populate(0, places.layout.flags_offset)
         places.region.populate(places.fixed_start(), places.fixed_start() + places.layout.fixed_bytes)
@@ -349,8 +354,19 @@ class Store:
         """Begin with this state, as far as it is in this store's range."""
         self.load(whole.state)
         for part in self.parts:
-            _take(part, whole)
+            self._take(part, whole)
         self._told, self._to_pass_on = whole.told, None
+
+    def _take(self, part: Chunk, state: Whole | StateShare) -> None:
+        """Give the chunk's optimizer these groups and attributes.
+
+        An outer optimizer has none: its hyperparameters are the protocol's, which may be others as a run goes on.
+        """
+        if self._is_outer:
+            return
+        for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
+            group.update({key: own(value) for key, value in state.groups[number].items()})
+        part.optimizer.__dict__.update(state.attributes)
 
     def take_over(self, within: tuple[int, int], share: StateShare) -> None:
         """Make another store's range as well, which lies beside this store's, from the next version on.
@@ -364,7 +380,7 @@ class Store:
             if part.first in share.apart and not part.is_split:
                 part.split()
             part.load(state, self.layout)
-            _take(part, share)
+            self._take(part, share)
             self._bytes[id(part)] = _bytes_of(part, self._cuts)
         self.parts = sorted([*self.parts, *added], key=lambda part: self._bytes[id(part)])
         self._lanes.clear()
@@ -680,16 +696,10 @@ def _bytes_of(part: Chunk, cuts: Sequence[int]) -> tuple[int, int]:
     return cuts[place], cuts[place + 1]
 
 
-def _take(part: Chunk, state: Whole | StateShare) -> None:
-    """Give the chunk's optimizer these groups and attributes."""
-    for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
-        group.update({key: own(value) for key, value in state.groups[number].items()})
-    part.optimizer.__dict__.update(state.attributes)
-
-
-def subtracting(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return an optimizer over the same parameters and groups whose step only subtracts the gradient."""
-    return torch.optim.SGD([{"params": group["params"]} for group in optimizer.param_groups], lr=1.0)
+def outer_of(optimizer: torch.optim.Optimizer, outer: Outer) -> torch.optim.Optimizer:
+    """Return the outer optimizer over the same parameters and groups."""
+    groups = [{"params": group["params"]} for group in optimizer.param_groups]
+    return torch.optim.SGD(groups, lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from paceline.core.agreements import Call, How, Value
 from paceline.core.leases import Batch
+from paceline.core.machine import Outer
 from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Region
 from paceline.ipc.messages.worker import (
@@ -25,6 +26,7 @@ from paceline.ipc.messages.worker import (
     Keep,
     Leased,
     MakeStep,
+    MakeUpdate,
     Offered,
     PlateauMetrics,
 )
@@ -35,14 +37,16 @@ from paceline.training.data.orders import Orders
 from paceline.training.model.structure import Structure
 from paceline.training.optim.schedules import FollowedRun, Plateau
 
+Released = Compute | Arrives | MakeStep | MakeUpdate | Keep | HandOver | PlateauMetrics
+"""What a worker is told that waits for its release: to go on, or what is to be done first."""
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Measure = Callable[[int, Path], dict[str, float]]
 """The metrics of a recorded version, which is in that file."""
-MakeStore = Callable[[Region, int, int, int, bool, tuple[int, int]], Store]
+MakeStore = Callable[[Region, int, int, int, Outer | None, tuple[int, int]], Store]
 """Make the store over a region, with so many slots, so many push areas for each worker, and so many for sums.
 
-Then: whether it steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions. The last
-argument is the range of each version that it makes. See `chunks.parts_of`.
+Then: the outer optimizer that makes versions; None: the script's own does. The last argument is the range of each
+version that it makes. See `chunks.parts_of`.
 """
 
 
@@ -177,7 +181,7 @@ class Link(Protocol):
     def pauses(self, epoch: int) -> None:
         """This worker makes no step until the run says so. `epoch`: the script is done with those before."""
 
-    def released(self) -> Compute | Arrives | MakeStep | Keep | HandOver | PlateauMetrics | TakenUp | None:
+    def released(self) -> Released | TakenUp | None:
         """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""
 
     def heard_to_keep(self) -> list[Keep]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from paceline.core.machine import Outer
 from paceline.ipc.memory import Region
 from paceline.ipc.messages.worker import Offered
 from paceline.store.chunks import chunks_at, cuts_of
@@ -34,8 +35,10 @@ def offer_of(
     device = accelerator.device_of(given.optimized)
     workers = link.workers
 
-    def make_store(region: Region, slots: int, areas: int, sums: int, steps: bool, within: tuple[int, int]) -> Store:
-        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas, sums), steps, within, clip)
+    def make_store(
+        region: Region, slots: int, areas: int, sums: int, outer: Outer | None, within: tuple[int, int]
+    ) -> Store:
+        return Store.of(model, optimizer, Places(layout, region, slots, workers, areas, sums), outer, within, clip)
 
     cuts, chunks = cuts_of(layout, optimizer, whole=clip is not None and clip.norm is not None), chunks_at(layout)
     names = metric_names(options.evaluate, model) if options.evaluate is not None and link.wants_metrics else None

@@ -20,10 +20,12 @@ from paceline.ipc.messages.worker import (
     HandOver,
     Keep,
     MakeStep,
+    MakeUpdate,
     Offered,
     PlateauMetrics,
     StepFinished,
     Stepped,
+    UpdateMade,
 )
 from paceline.store.store import Scalars, scalars_of, unfit_rate
 from paceline.training.agreements import AgreeCalls
@@ -92,7 +94,7 @@ class Session:
         self.link = context.link
         self.followed = context.followed
         self.followed.watch()
-        self.holder = holder_of(begin.state, begin.pushes, context, local_steps=begin.local_steps, tells=begin.tells)
+        self.holder = holder_of(begin, context)
         self.holder.show(begin.place)
         self.fixed = NonOptimized(context.places, self.followed)
         self.fixed.begin()
@@ -278,7 +280,7 @@ class Session:
             self._remarked.add(what)
             self.link.remark(line)
 
-    def asked(self, order: Keep | HandOver | PlateauMetrics | Arrives) -> None:
+    def asked(self, order: Keep | HandOver | PlateauMetrics | Arrives | MakeUpdate) -> None:
         """Do what the run asks for while the script waits, and makes no step: what it keeps is packed at once."""
         match order:
             case Keep():
@@ -289,6 +291,8 @@ class Session:
                 self.snapshots.hand_over(order)
             case PlateauMetrics():
                 self.schedules.step_plateaus(order)
+            case MakeUpdate():
+                self._make_update()
             case Arrives():
                 pass  # the step is not made
 
@@ -365,14 +369,21 @@ class Session:
         if self.go is not None or self.joins:
             if number := self.batches.left_over():
                 self.link.remark(lost(number, "left over at the end"))
+            self._make_update()
             self.go, self.joins, self._declined = None, False, self.go
             self.holder.settle()  # the version that the script has may be written over from now on
             self.link.say(Declined(self.epoch))
+
+    def _make_update(self) -> None:
+        """Make the update of own steps, if there are any that are in none."""
+        if self.holder.make_update():
+            self.link.say(UpdateMade(self.last_step))
 
     @undisturbed
     def pause(self) -> None:
         """Make no step until the run says so. Other workers' steps don't wait for this one meanwhile."""
         self.holder.settle()
+        self._make_update()
         self._awaits = time.monotonic()
         self.link.pauses(self.epoch)
 
@@ -406,7 +417,9 @@ class Session:
             return
         self.run_used = go.progress
         granted = time.monotonic()
-        if self.steps or go.slot != self._place:  # the first version is shown already
+        if go.slot < 0:
+            self.holder.go_on()
+        elif self.steps or go.slot != self._place:  # the first version is shown already
             self.holder.install(go.slot, go.ahead)
         self.holder.use(go.area)
         now = time.monotonic()
@@ -424,7 +437,7 @@ class Session:
                     self.link.say(Stepped(order.step, self.holder.step_replica(order)))
                 case Keep() as order:
                     self.snapshots.keep([order])
-                case HandOver() | PlateauMetrics() as order:
+                case HandOver() | PlateauMetrics() | MakeUpdate() as order:
                     self.asked(order)
                 case TakenUp(kept=kept):  # the replica is another worker's now, which has stepped meanwhile
                     if kept is not None:

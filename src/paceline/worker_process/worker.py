@@ -38,6 +38,7 @@ from paceline.ipc.messages.worker import (
     Kept,
     Leased,
     MakeStep,
+    MakeUpdate,
     PlateauMetrics,
     StepFinished,
     Stepped,
@@ -61,6 +62,7 @@ from paceline.training.data.orders import Orders
 from paceline.training.link import (
     Evaluate,
     Offer,
+    Released,
     ResumedWorker,
     Started,
     TakenUp,
@@ -78,7 +80,7 @@ OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
 RELEASES: Kinds = (Compute, MakeStep, messages.worker.Behind)
 LEASES: Kinds = (messages.worker.Leased, messages.worker.EpochOver)
-ASKED = (Keep, HandOver, Arrives, PlateauMetrics)
+ASKED = (Keep, HandOver, Arrives, PlateauMetrics, MakeUpdate)
 """What may come at any time."""
 UNSAID_BY_FORKED = (
     messages.worker.Accumulated,
@@ -240,7 +242,7 @@ class WorkerLink:
                         raise ConfigError(NO_EVALUATOR)
                     try:
                         sizes, within = (order.slots, order.areas, order.sums), (order.begin, order.end)
-                        make_store = partial(offer.make_store, region, *sizes, order.steps, within)
+                        make_store = partial(offer.make_store, region, *sizes, order.outer, within)
                         fork_store(make_store, end, self._launcher)
                         if evaluator is not None and offer.measure is not None:
                             assert isinstance(self._channel, Channel)  # the message has come through it
@@ -349,9 +351,9 @@ class WorkerLink:
             self._expect(kinds)
         self._channel.send(messages.worker.Declined(epoch, paused=True))
 
-    def released(self) -> Compute | Arrives | MakeStep | Keep | HandOver | PlateauMetrics | TakenUp | None:
+    def released(self) -> Released | TakenUp | None:
         """See `training.link.Link`."""
-        message: Compute | Arrives | MakeStep | Keep | HandOver | PlateauMetrics | messages.worker.Behind | None
+        message: Released | messages.worker.Behind | None
         message, _ = self._await(*RELEASES, asked=True, leaves=True)
         match message:
             case messages.worker.Behind():

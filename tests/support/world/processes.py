@@ -262,6 +262,10 @@ class Worker(Program):
         self._stopped = self._computes = self._joins = False
         self._tells = False
         """Whether it is to tell of gradients while it computes others."""
+        self._rounds = False
+        """Whether several own steps go into one update."""
+        self._unmade: tuple[Bytes, int] | None = None
+        """The area of the update that it has begun, and its last step so far."""
         self._last = -1
         self._said = 0
         self._memory: Memory
@@ -301,6 +305,8 @@ class Worker(Program):
         while not isinstance(message, messages.worker.Exit):
             message, _ = yield None
             self._hands_over(message)
+            if isinstance(message, messages.worker.MakeUpdate):
+                self._makes_update()
 
     def _runs(self) -> Course:
         self.say(self._script.offer())
@@ -326,6 +332,7 @@ class Worker(Program):
                 if go is not None and self._lots.random() < self._script.looks:
                     yield from self._looks()
         if go is not None or self._joins:
+            self._makes_update()
             self.say(messages.worker.Declined())
             yield self.takes(self._script.computes)
         else:
@@ -383,7 +390,8 @@ class Worker(Program):
                     self._memory, self._tells = Memory(files[0], slots, areas * self._contents.capacity), tells
                     self._sees(self._memory.fixed(), self._contents.fixed, "what never moves")
                     self._joins = message.joins
-                    if message.holder == "replica":
+                    self._rounds = message.local_steps and not message.at_once
+                    if message.state == "replicas":
                         self._begins_to_average(files[1], message)
                     return 0 if message.resumed is None else message.resumed.epoch
                 case messages.worker.StopTraining() | messages.worker.Exit():
@@ -448,18 +456,32 @@ class Worker(Program):
             return
         memory, contents = self._memory, self._contents
         began = self._scheduler.now
-        slot, area = memory.slot(go.slot), memory.area(go.area)
-        self._sees(slot, contents.version(go.version), f"version {go.version}")
+        slot, area = None if go.slot < 0 else memory.slot(go.slot), memory.area(go.area)
+        if slot is not None:
+            self._sees(slot, contents.version(go.version), f"version {go.version}")
+        elif self._unmade is None or self._unmade[0] != area:
+            raise Wrong(f"{self.what} is to go on with its own parameters in another area than those of its round")
         self._sees_own(go)
         memory.write(area, TORN)
         yield from self._computes_gradient(go.step, area)
-        self._sees(slot, contents.version(go.version), f"version {go.version} at the step's end")
-        memory.write(area, contents.update(self.worker, go.step))
+        if slot is not None:
+            self._sees(slot, contents.version(go.version), f"version {go.version} at the step's end")
+        if self._rounds:
+            self._unmade = area, go.step
+        else:
+            memory.write(area, contents.update(self.worker, go.step))
         self._computes, self._in_area[go.area] = False, go.step
         seconds = self._scheduler.now - began
         self.say(
             messages.worker.StepFinished(go.step, go.version, batches, [], None, began, seconds, 0.0, 0.0, 0.0, 0.0)
         )
+
+    def _makes_update(self) -> None:
+        """Put the update of its own steps where it goes, if there are any that are in none."""
+        if self._unmade is not None:
+            (area, step), self._unmade = self._unmade, None
+            self._memory.write(area, self._contents.update(self.worker, step))
+            self.say(messages.worker.UpdateMade(step))
 
     def _computes_gradient(self, step: int, area: Bytes) -> Course:
         """Compute. If anybody listens, tell of gradients as they are there, and sometimes change them at the end."""
@@ -558,6 +580,9 @@ class Worker(Program):
             if self._stopped and not even_stopped:
                 return None
             message, files = yield None
+            if isinstance(message, messages.worker.MakeUpdate):
+                self._makes_update()
+                continue
             if isinstance(message, messages.worker.Compute) and self._computes:
                 raise Wrong(f"{self.what} is to compute step {message.step} while it computes step {self._last}")
             if isinstance(message, messages.worker.Exit):

@@ -195,7 +195,6 @@ class CommitQueue:
             self._sums.look, found = False, self._sums.found or found
             self._report(VersionNotFinite(order, *found))
         for worker, step, _ in order.contributions:
-            self._hyperparameters.dropped(worker, step)
             self._pushes.dropped(worker, step)
         self.versions.made(order.version)
         self._committing = None  # only now: what was told may ask to go on, and the next commit comes after all that

@@ -25,16 +25,22 @@ class ForOthers:
         versions: Versions,
         seats: Mapping[int, WorkerState],
         report: Callable[[AwaitsVersion], object],
+        *,
+        stored: bool,
     ) -> None:
+        """`stored`: whether versions are with a store."""
         self._shelf = shelf
         self._pushes = pushes
         self._versions = versions
         self._seats = seats
         self._report = report
+        self._stored = stored
 
     def carry_out(self, order: Release | StartPull | StartPush) -> None:
         """Keep what the order is about. Raises NotHere if an update is not ready."""
         match order:
+            case Release(parameters="own", worker=worker, step=step) if self._stored:
+                self._pushes.goes_on(worker, step)
             case Release(parameters="own"):  # its host has all that it computes on
                 self._seats[order.worker].released = order.step
                 self._pushes.forget(order.worker)

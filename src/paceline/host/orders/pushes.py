@@ -47,11 +47,37 @@ class Pushes:
         """By worker and step: updates that are not in the version that it was last released on."""
         self._awaiting: dict[int, Callable[[], None]] = {}
         """By worker: what to do when one of its places is free."""
+        self._goes_on: dict[int, int] = {}
+        """By worker: the own step that it computes, and that goes into the same update as the step before."""
 
     def lay(self, worker: int, step: int) -> int | None:
         """The area for that step's update, which is kept until the update is needed no more. None: all are needed."""
         place = self._shelf.put(Update(worker, step), ("update", worker, step), self._plan.of(worker))
         return None if place is None else self._plan.area(place)
+
+    def unpushed(self, worker: int) -> int:
+        """The last step of the worker that is computed, and whose push has not begun. Raises NotHere."""
+        steps = [step for step in self._on_the_way.get(worker, ()) if (worker, step) not in self._scales]
+        if not steps:
+            raise NotHere(f"worker {worker} has no own step that is in no update")
+        return steps[-1]
+
+    def goes_on(self, worker: int, step: int) -> int | None:
+        """The worker's next own step goes into the update that it has begun. Return the area, if that is on this host.
+
+        Once it is computed the update has its name. Until then it also has that of the step before.
+        """
+        self._goes_on[worker] = step
+        before, now = Update(worker, step - 1), Update(worker, step)
+        if not self._shelf.has(before):
+            return None
+        self._shelf.name(now, before, ("update", worker, step))
+        return self._plan.area(self._shelf.place(now))
+
+    def computed(self, worker: int, step: int) -> None:
+        """The worker's step is computed. If it is in the same update as the one before, that has its name alone now."""
+        if self._goes_on.pop(worker, None) == step:
+            self.dropped(worker, step - 1)
 
     def when_free(self, worker: int, call: Callable[[], None]) -> None:
         """Call once, when one of the worker's places is free."""

@@ -64,6 +64,9 @@ class Releases:
             return
         seat.step = order.step
         self._unsent.setdefault(worker, [])
+        if order.parameters == "own" and self._steps is None:
+            self._go_on(order)
+            return
         if order.parameters == "own":
             assert self._steps is not None
             own = self._steps.replica(worker)
@@ -126,6 +129,12 @@ class Releases:
         for owner in (step_of(worker), look_of(worker), shown(worker)):
             self._shelf.release(owner)
 
+    def _go_on(self, order: Release) -> None:
+        """Let the worker make a further step of its own parameters."""
+        area = self._pushes.goes_on(order.worker, order.step)
+        assert area is not None  # the step before has its place until this one is computed
+        self._tell(order, -1, area, [])
+
     def _compute(self, order: Release, item: Item, lacking: list[tuple[int, float]], *, took: bool = False) -> None:
         """`took`: whether the worker has just taken the item, a version."""
         if not self._seats[order.worker].trains:
@@ -135,8 +144,12 @@ class Releases:
             self._report(AwaitsPlace(order.worker))
             self._pushes.when_free(order.worker, lambda: self._compute(order, item, lacking))
             return
+        self._tell(order, self._shelf.place(item), area, lacking, took=took)
+
+    def _tell(
+        self, order: Release, place: int, area: int, lacking: list[tuple[int, float]], *, took: bool = False
+    ) -> None:
         self._report((ComputesTaken if took else Computes)(order.worker))
-        place = self._shelf.place(item)
         self._send(
             order.worker, messages.worker.Compute(order.step, order.version, place, area, lacking, order.progress)
         )

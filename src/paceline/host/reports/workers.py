@@ -40,6 +40,9 @@ class WorkerReports:
                 self._computed(seat, step, edits)
             case messages.worker.Stepped(step=step):
                 self._cluster.replicas.stepped(worker, step)
+            case messages.worker.UpdateMade(step=step):
+                if seat.trains:  # else its update counts no more
+                    self._cluster.own_steps.made(worker, step)
             case messages.worker.Declined():
                 if seat.released is not None:
                     self._cluster.drop_update(worker, seat.released)
@@ -84,6 +87,7 @@ class WorkerReports:
         self._cluster.replicas.computed(seat.worker, step)
         if seat.trains and not self._cluster.replicas.owned_by(seat.worker):
             self._cluster.pushes.ready(seat.worker, step)
+            self._cluster.pushes.computed(seat.worker, step)
             if why := self._cluster.hyperparameters.said(seat.worker, step, seat.scalars, edits):
                 self._report(Impossible(why))
         self._cluster.commits.go_on()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from paceline.core.agreements import LONGEST, How, Value
-from paceline.core.machine import Pushes, State
+from paceline.core.machine import Outer, Pushes, State
 from paceline.core.state_edits import StateEdit
 from paceline.ipc.endpoint import Count, Message, Seconds, Word
 
@@ -302,6 +302,12 @@ class FinishWanted(Message):
     """The script waits in `finish()`."""
 
 
+class UpdateMade(Message):
+    """The update of the worker's own steps, up to this one, is in the push area: as `MakeUpdate` asked, or unasked."""
+
+    step: Count
+
+
 class Stepped(Message):
     """The worker's replica has made that step."""
 
@@ -411,6 +417,7 @@ FromWorker = (
     | Edited
     | OwnValues
     | FinishWanted
+    | UpdateMade
     | Stepped
     | Kept
     | ScalarsLogged
@@ -442,8 +449,8 @@ class ForkStore(Message):
     areas: int
     sums: int
     """Areas for sums."""
-    steps: bool
-    """Whether the store steps the script's optimizer. Otherwise it subtracts what is pushed, if it makes versions."""
+    outer: Outer | None
+    """The outer optimizer, if it makes versions; None: the script's own does."""
     begin: int
     """The begin of the store's range of each version, one of `Offered.cuts`."""
     end: int
@@ -476,6 +483,8 @@ class Begin(Message):
     """See `core.machine.Spec`. The two say what shows parameters to the script."""
     pushes: Pushes
     """What goes into this worker's push areas."""
+    at_once: bool = True
+    """Whether each step's update is made as the worker makes the step. Else it is made by `MakeUpdate`."""
     place: int = 0
     """Where its first parameters are: a slot, or an area if it owns a replica."""
     resumed: ResumePoint | None = None
@@ -523,12 +532,17 @@ class Compute(Message):
     step: int
     version: int
     slot: int
+    """Negative: the worker goes on with its own parameters as they are."""
     area: int
     """The push area for it."""
     ahead: list[tuple[int, float]]
     """(push area, scale) of updates that this worker pushed and the version lacks. The worker subtracts them itself."""
     progress: Count = 0
     """Batches that the run had used as the step was released: applied, skipped or missed."""
+
+
+class MakeUpdate(Message):
+    """Put what your own steps since the last version have subtracted into the push area. `UpdateMade` answers this."""
 
 
 class MakeStep(Message):
@@ -688,6 +702,7 @@ ToWorker = (
     | Begin
     | Arrives
     | Compute
+    | MakeUpdate
     | MakeStep
     | Keep
     | HandOver

@@ -72,6 +72,14 @@ class Holder(ABC):
     def step(self) -> None:
         """Put into the push area all that this step pushes."""
 
+    def go_on(self) -> None:
+        """Show the worker's own parameters as its last step has left them."""
+        raise RunFailed(f"worker {self.context.link.worker} was told to go on with its own parameters, and has none")
+
+    def make_update(self) -> bool:
+        """Put into the push area what own steps have subtracted. Return False if there are none."""
+        return False
+
     def step_replica(self, order: MakeStep) -> str | None:
         """Step the replica. Return the name of a parameter that is NaN or infinite after it, if there is one."""
         raise RunFailed(f"worker {self.context.link.worker} was told to step a replica, and owns none")

@@ -102,17 +102,26 @@ class WindowHolder(StoredHolder):
 class OwnStep(StoredHolder):
     """Pushes updates: what the worker's own optimizer subtracts from its own parameters, which it sees at once.
 
-    These are a version of the store's, less what this worker pushed and that version lacks.
+    These are a version of the store's, less what this worker pushed and that version lacks. The push area has what they
+    were before the first step of an update, until the update is made of that.
     """
 
     keeps_state = True
     _push: UpdatePush
     _shown: OwnParameters
 
-    def __init__(self, context: TrainingContext, push: UpdatePush, shown: OwnParameters) -> None:
+    def __init__(
+        self, context: TrainingContext, push: UpdatePush, shown: OwnParameters, *, at_once: bool = True
+    ) -> None:
+        """`at_once`: whether each step's update is made with the step."""
         super().__init__(context, push, shown)
         self._values = shown.values
         self._stepping = Stepping(context)
+        self._at_once = at_once
+        self._start = 0
+        """Where the version begins that was shown last."""
+        self._stepped: list[bool] | None = None
+        """Which parameters had a gradient in the steps that are in no update; None: there is no such step."""
 
     @torch.no_grad()
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
@@ -129,6 +138,12 @@ class OwnStep(StoredHolder):
         if source is not self._values:
             torch._foreach_copy_(self._values, source)
         self._shown.shown(start, is_that_part=not ahead)
+        self._start, self._stepped = start, None
+
+    def go_on(self) -> None:
+        """See `Holder`."""
+        torch.autograd.graph.increment_version(self.context.parameters)  # as in `install`
+        self._shown.shown(self._start, is_that_part=False)
 
     @contextmanager
     def showing(self, slot: int) -> Iterator[None]:
@@ -146,21 +161,33 @@ class OwnStep(StoredHolder):
         """See `Holder`. The step uses the gradient where it is."""
 
     def step(self) -> None:
-        """See `Holder`. The script's own optimizer steps. All that it has subtracted goes into the push area.
-
-        A parameter without a gradient has nothing there unless it moved: a frozen one may be whole numbers, or NaN,
-        which have no difference.
-        """
-        updates = self._push.room()
-        with torch.no_grad():
-            torch._foreach_copy_(updates, self._values)
+        """See `Holder`. The script's own optimizer steps."""
+        if self._stepped is None:
+            self._stepped = [False] * len(self._values)
+            with torch.no_grad():
+                torch._foreach_copy_(self._push.room(), self._values)
         self._stepping.step(self._values)
+        for number, parameter in enumerate(self.context.parameters):
+            self._stepped[number] |= parameter.grad is not None
+        if self._at_once:
+            self.make_update()
+
+    def make_update(self) -> bool:
+        """See `Holder`. A parameter without a gradient is in it only if it has moved.
+
+        A frozen one may be whole numbers, or NaN, which have no difference.
+        """
+        stepped, self._stepped = self._stepped, None
+        if stepped is None:
+            return False
+        updates = self._push.room()
         moved = [
-            parameter.grad is not None or not same_bits(before, value)
-            for parameter, before, value in zip(self.context.parameters, updates, self._values, strict=True)
+            had_gradient or not same_bits(before, value)
+            for had_gradient, before, value in zip(stepped, updates, self._values, strict=True)
         ]
         there = list(compress(zip(updates, self._values, strict=True), moved))
         if there:  # else the script has discarded all of its gradients
             with torch.no_grad():
                 torch._foreach_sub_([update for update, _ in there], [value for _, value in there])
         self._push.made(moved)
+        return True

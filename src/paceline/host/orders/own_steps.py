@@ -1,0 +1,48 @@
+"""Updates of several own steps, as the head sees to them: each is made by its worker as its push is ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.core.orders import StartPush
+from paceline.ipc import messages
+
+
+class OwnSteps:
+    """Asks workers to make updates. Pure.
+
+    A worker that makes no further step may have no time to listen: it makes its update unasked.
+    """
+
+    def __init__(self, send: Callable[[int, messages.Message], None], made: Callable[[StartPush], object]) -> None:
+        """`send(worker, message)` tells a worker. `made` is told of each push whose update is there."""
+        self._send = send
+        self._made = made
+        self._asked: dict[int, StartPush] = {}
+        """By worker that was asked: the order."""
+        self._unasked: dict[int, int] = {}
+        """By worker: the last step of the update that it has made without being asked."""
+
+    def push(self, order: StartPush) -> None:
+        """Have the worker make this update."""
+        if self._unasked.pop(order.worker, None) == order.step:
+            self._made(order)
+            return
+        self._asked[order.worker] = order
+        self._send(order.worker, messages.worker.MakeUpdate())
+
+    def made(self, worker: int, step: int) -> None:
+        """The worker's update up to that step is there."""
+        if worker in self._asked:
+            self._made(self._asked.pop(worker))
+        else:
+            self._unasked[worker] = step
+
+    def awaits(self, worker: int) -> bool:
+        """Whether the worker was asked for an update, and has not made it."""
+        return worker in self._asked
+
+    def left(self, worker: int) -> None:
+        """The worker takes no part any more."""
+        self._asked.pop(worker, None)
+        self._unasked.pop(worker, None)
