@@ -22,7 +22,7 @@ from paceline.records import violations
 from paceline.records.journal import Journal
 from paceline.records.ledger import connect
 from paceline.records.reading import measure, open_run
-from paceline.records.replayed import Compared, compare
+from paceline.records.replay_comparison import Compared, compare
 from paceline.records.summary import MOMENT, Tally, Target, write
 from support.recorded import checked, edited, simulated, wrong
 from support.runs import Run, replayed, run, side_by_side

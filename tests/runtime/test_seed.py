@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.records.replayed import BEGINS_OTHERWISE
+from paceline.records.replay_comparison import BEGINS_OTHERWISE
 from paceline.training.seeding import seed_script
 from paceline.training.tensor_bits import checksum
 from support.runs import Run, replayed, run, side_by_side

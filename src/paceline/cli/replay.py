@@ -15,7 +15,7 @@ from paceline.host import hash_seed
 from paceline.host.processor import ISAS, can_cap, cap
 from paceline.protocols import registry
 from paceline.records.reading import open_run, reading
-from paceline.records.replayed import Compared
+from paceline.records.replay_comparison import Compared
 from paceline.records.summary import Summary
 from paceline.runs.folders import new_folder
 from paceline.runs.replay import compared_with, differences, last_version, replay, script_of

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from paceline.core.items import Beginning, Former, Item, Version
 from paceline.core.shards import Shard, pieces
+from paceline.host.awaited import Awaited
 from paceline.host.claims import Owner
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import Placed
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.version_shelf import Shelf
-from paceline.host.versions import Awaited
 from paceline.ipc.memory import Span
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used

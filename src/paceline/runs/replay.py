@@ -36,7 +36,7 @@ from paceline.records import kept
 from paceline.records.journal import Journal
 from paceline.records.ledger import connect
 from paceline.records.reading import LEDGER, RecordedRun
-from paceline.records.replayed import Compared, compare
+from paceline.records.replay_comparison import Compared, compare
 from paceline.records.segments import ON_DEVICES, Segment
 from paceline.records.summary import Summary
 from paceline.runs.recorded_schedule import RecordedPart, parts

@@ -10,12 +10,12 @@ import msgspec
 
 from paceline.core.items import Update, Version
 from paceline.host import messages as host_messages
+from paceline.host.awaited import Awaited
 from paceline.host.claims import Owner
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.pushes import Pushed
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
-from paceline.host.versions import Awaited
 from paceline.ipc import messages
 from paceline.transfer.byte_ranges import ByteRanges
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.records.ledger import TABLES
-from paceline.records.replayed import Compared, compare
+from paceline.records.replay_comparison import Compared, compare
 
 ORDER = (4, 16, 0, "digest", json.dumps([[0, 1, 2, 3]] * 4))
 """Of an epoch: batches, samples, the first batch, its digest, and all that is in it."""
