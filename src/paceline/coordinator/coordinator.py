@@ -31,7 +31,6 @@ from paceline.core.orders import (
     StepReplica,
     SwitchProtocol,
 )
-from paceline.errors import ConfigError
 from paceline.host.contract import called
 from paceline.host.events import HostEvent, Prepared, StandInsCame, WorkerEnded, WorkerSaid
 from paceline.ipc import messages
@@ -232,10 +231,8 @@ class Coordinator:
     def _hear(self, worker: int, message: messages.Message) -> None:
         member = self.run_state.members[worker]
         member.heard = self.run_state.loop.now()
-        try:  # each batch and each step comes by here, and `refusals` costs ten calls
+        with self.run_state.shutdown.refusals:
             self._take_up(member, message)
-        except ConfigError as refused:
-            self.run_state.shutdown.refuse(str(refused))
 
     def _take_up(self, member: Member, message: messages.Message) -> None:
         run_state, worker = self.run_state, member.worker
@@ -389,7 +386,7 @@ class Coordinator:
             member, "stopped" if run_state.shutdown.stopping else "drained" if drained else "died"
         )
         run_state.cluster.gone(worker)
-        with run_state.shutdown.refusals():
+        with run_state.shutdown.refusals:
             run_state.adopting.gone(worker)
         run_state.edits.gone(worker)
         run_state.snapshots.gone(worker)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -49,6 +48,25 @@ def why_it_ends(on_loss: OnLoss, others: bool) -> str:
     return ": its script failed" + (" (--on-loss continue goes on without such a worker)" if others else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """Ends the run if a ConfigError is raised in its block: a script asks for what can't be done.
+
+    Each batch and each step goes through one, and a generator would cost ten calls.
+    """
+
+    _refuse: Callable[[str], None]
+
+    def __enter__(self) -> None:
+        """Nothing has been refused so far."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, ConfigError):
+            return False
+        self._refuse(str(error))
+        return True
+
+
 @dataclass(slots=True, eq=False)
 class Shutdown:
     """Notices that an end is due. Stops the workers once, and ends the processes that outlast their grace."""
@@ -85,6 +103,10 @@ class Shutdown:
     """Tells the workers to stop. None: the run is not stopped, or they were told."""
     _late: dict[int, None] = field(default_factory=dict)
     """Workers that were ended after their grace."""
+    refusals: Refusals = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.refusals = Refusals(self.refuse)
 
     # --- limits, targets and signals ----------------------------------------------------------------
 
@@ -204,14 +226,6 @@ class Shutdown:
         elif self.outcome == "completed":
             self.outcome, self.error = "diverged", printable(what)
             self.stop(GRACE)
-
-    @contextmanager
-    def refusals(self) -> Iterator[None]:
-        """End the run if a ConfigError is raised: a script asks for what can't be done."""
-        try:
-            yield
-        except ConfigError as error:
-            self.refuse(str(error))
 
     # --- the end ------------------------------------------------------------------------------------
 
