@@ -201,7 +201,7 @@ class Cluster:
         )
         self.shares = Shares(self.store, self.arrivals, self.shard_server)
         copies = MeanRecorder(self.shelf, plan, self.store, self.replicas, self.transfers, report)
-        self._recorder = copies if spec.state == "replicas" else self.commits
+        self._recorder = copies if self.owns_replicas else self.commits
         self.snapshots = HostSnapshots(
             self.shelf,
             plan,
@@ -214,8 +214,9 @@ class Cluster:
             report,
             seats,
         )
-        stored = spec.state == "store"
-        self._for_others = ForOthers(self.shelf, self.pushes, self.versions, seats, report, stored=stored)
+        self._for_others = ForOthers(
+            self.shelf, self.pushes, self.versions, seats, report, stored=not self.owns_replicas
+        )
         self.own_steps = OwnSteps(self.send, self._bring)
         self.joins = JoinHandover(
             self,
@@ -303,7 +304,7 @@ class Cluster:
 
     def begin(self, workers: Sequence[int]) -> None:
         """Let these workers train, from the first version on."""
-        owns_replica, resumes = self.spec.state == "replicas", self.snapshots.resumption is not None
+        owns_replica, resumes = self.owns_replicas, self.snapshots.resumption is not None
         self.here.adds_up = self.plan.sums > 0 and len(self.workers) > 1
         for worker in workers:
             self.seats[worker].trains = self.seats[worker].trained = True
@@ -632,7 +633,7 @@ class Cluster:
 
         In a resumed run each of these workers begins with a replica of its own, if any has one.
         """
-        owns = self.snapshots.resumption is not None and self.spec.state == "replicas"
+        owns = self.snapshots.resumption is not None and self.owns_replicas
         items = [self.replicas.replica(worker) for worker in workers] if owns else [Version(self.newest)]
         self.versions.lend(host, *items)
 

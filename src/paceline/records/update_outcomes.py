@@ -101,7 +101,7 @@ class UpdateOutcomes:
             ]
         if isinstance(order, StartPush):
             if order.since is not None:
-                self.several[order.worker, order.step] = range(order.since, order.step + 1)
+                self.several[order.worker, order.step] = steps_of(order)
             return ()
         if isinstance(order, StepReplica):
             if order.group is not None:  # once for all members; some may have left

@@ -60,8 +60,8 @@ def asks_for_more(config: Mapping[str, Any], limits: Mapping[str, Any], argument
 def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now: int) -> None:
     """Raise ConfigError if a run can't go on under this protocol, or with `now` workers."""
     name, one, other = f"--resume {run}", before.spec, choice.spec
-    kept_by = "each worker has a replica of its own" if one.state == "replicas" else KEPT_BY[one.local_steps]
-    if (one.state, one.local_steps) != (other.state, other.local_steps) and "store" in (one.state, other.state):
+    kept_by = KEPT_BY[one.optimizer]
+    if one.optimizer != other.optimizer:
         raise ConfigError(f"{name}: it is a run of {one.name}, whose state {other.name} can't go on with; {kept_by}")
     if one.name != other.name and one.optimizer != "store":  # another protocol can't use its memory, or outer state
         raise ConfigError(f"{name}: it is a run of {one.name}, and {kept_by}; leave -p out")
@@ -84,8 +84,12 @@ def check_isa(run: Path, before: str, isa: str) -> None:
         raise ConfigError(f"--resume {run}: it was made with --isa {before}, not {isa}; leave --isa out")
 
 
-KEPT_BY = {False: "its state is in the store", True: "each worker keeps the optimizer's state"}
-"""Where the state is that a run with a store goes on with, by `Spec.local_steps`."""
+KEPT_BY = {
+    "store": "its state is in the store",
+    "outer": "each worker keeps the optimizer's state",
+    "worker": "each worker has a replica of its own",
+}
+"""By `Spec.optimizer`: where the state is that a run goes on with."""
 
 
 def snapshot_of(run: Path) -> tuple[Snapshot, list[str]]:

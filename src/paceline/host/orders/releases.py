@@ -64,15 +64,11 @@ class Releases:
             return
         seat.step = order.step
         self._unsent.setdefault(worker, [])
-        if order.parameters == "own" and self._steps is None:
-            self._go_on(order)
-            return
         if order.parameters == "own":
-            assert self._steps is not None
-            own = self._steps.replica(worker)
-            self._shelf.claim(shown(worker), own)
-            self._pushes.forget(worker)  # its replica was stepped with them, or will never be
-            self._compute(order, own, [])
+            if self._steps is None:
+                self._go_on(order)
+            else:
+                self._compute_replica(order, self._steps)
             return
         version = Version(order.version)
         lacking = self._pushes.lacking(worker, order.version)
@@ -128,6 +124,13 @@ class Releases:
         """The worker's process has ended. Until then its script may go on with the model."""
         for owner in (step_of(worker), look_of(worker), shown(worker)):
             self._shelf.release(owner)
+
+    def _compute_replica(self, order: Release, steps: ReplicaSteps) -> None:
+        """Let the worker compute on its own replica."""
+        own = steps.replica(order.worker)
+        self._shelf.claim(shown(order.worker), own)
+        self._pushes.forget(order.worker)  # its replica was stepped with them, or will never be
+        self._compute(order, own, [])
 
     def _go_on(self, order: Release) -> None:
         """Let the worker make a further step of its own parameters."""

@@ -31,7 +31,7 @@ class StoreReports:
         workers = [worker for worker in self._cluster.offers if self._cluster.seats[worker].here]
         assert self._cluster.store.forker is not None
         buffers = self._cluster.offers[self._cluster.store.forker].buffers or "mean"
-        self._cluster.snapshots.restore(workers, self._cluster.spec.state == "replicas", buffers)
+        self._cluster.snapshots.restore(workers, self._cluster.owns_replicas, buffers)
 
     def store_not_forked(self) -> None:
         """See `StoreOwner`. The coordinator asks another worker by `prepare`, once it knows that this one has ended."""
