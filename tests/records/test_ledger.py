@@ -17,7 +17,7 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerLeft
-from paceline.core.orders import ApplyUpdate, Hold, Order
+from paceline.core.orders import ApplyUpdate, Hold, Order, StartPush
 from paceline.errors import ConfigError, RunFailed
 from paceline.protocols import registry
 from paceline.records.ledger import FACTS, SCHEMA, Ledger, connect, read_facts
@@ -93,6 +93,22 @@ def test_applied_samples_has_every_repetition_and_nothing_that_was_not_applied(p
     ledger.close()
     found = Counter(rows(path, "SELECT epoch, sample, worker, step, version FROM applied_samples"))
     assert found == Counter({(0, 12, 0, 0, 7): 2, (0, 10, 1, 0, 7): 1, (0, 11, 1, 0, 7): 1})
+
+
+def test_each_step_of_an_update_of_several_own_steps_has_its_row_and_its_samples(path: Path, ledger: Ledger) -> None:
+    """The update goes by its last step. One of a single step stands beside it in the same version."""
+    pushes = StartPush(worker=0, step=4, since=2), StartPush(worker=1, step=4)
+    ledger.record(UpdateArrived(worker=0, step=4, at=1.0), pushes)
+    version = ApplyUpdate(version=7, contributions=((0, 4, 0.75), (1, 4, 0.25)))
+    ledger.record(UpdateArrived(worker=1, step=4, at=2.0), (version,))
+    ledger.epoch_opened(0, [[10], [11], [12], [13]], "digest")
+    for index, (worker, step) in enumerate([(0, 2), (0, 3), (0, 4), (1, 4)]):
+        ledger.batch_used(worker, step, 0, index, "step")
+    ledger.close()
+    query = "SELECT version, position, worker, step, weight FROM applied_updates ORDER BY worker, step"
+    assert rows(path, query) == [(7, 0, 0, 2, 0.75), (7, 0, 0, 3, 0.75), (7, 0, 0, 4, 0.75), (7, 1, 1, 4, 0.25)]
+    samples = rows(path, "SELECT sample, worker, step, version FROM applied_samples ORDER BY sample")
+    assert samples == [(10, 0, 2, 7), (11, 0, 3, 7), (12, 0, 4, 7), (13, 1, 4, 7)]
 
 
 def test_every_measurement_has_its_row(path: Path, ledger: Ledger) -> None:

@@ -18,7 +18,7 @@ from support.recorded import checked
 from support.runs import Run, replayed
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-WRITTEN_BY = {"ssp": ("0.1.0", 15), "ps-plus": ("0.1.0", 15), "ripples": ("0.1.0", 15)}
+WRITTEN_BY = {"ssp": ("0.1.0", 16), "ps-plus": ("0.1.0", 16), "ripples": ("0.1.0", 16)}
 """By run: the version of Paceline that wrote it, and the schema that its ledger was brought to since."""
 
 Kept = Callable[[str], Run]

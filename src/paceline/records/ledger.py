@@ -32,7 +32,7 @@ from paceline.errors import ConfigError, RunFailed
 from paceline.files import MODE, opened_record, unforeseen
 from paceline.records.times import FetchTimes, StepTimes, TransferTimes
 
-SCHEMA = 15
+SCHEMA = 16
 """The schema's number, in `PRAGMA user_version`. Only this one can be read."""
 SEVERAL = bytes.fromhex("d9d505f920a163d7")
 """The last bytes of a journal that belongs to several databases."""
@@ -159,7 +159,7 @@ CREATE TABLE agreed (        -- each time that a worker's call of paceline.agree
     result TEXT              -- JSON: what it got
 );
 
--- One row for each update in each version. Where every worker has a replica: for each step in its own, without those
+-- One row for each step in each version. Where every worker has a replica: for each step in its own, without those
 -- that were lost with it or left undone, and for each gradient in a mean that replicas were stepped with; `version` is
 -- a replica's.
 -- LIMIT -1 limits nothing: where the view is joined, SQLite then computes it once, and the casts let it be indexed.
@@ -171,6 +171,28 @@ CREATE VIEW applied_updates AS
         json_extract(part.value, '$[2]') AS weight
     FROM orders, json_each(orders.body, '$.contributions') AS part
     WHERE orders.kind = 'ApplyUpdate'
+    UNION ALL  -- the earlier steps of an update of several own steps, which goes by the last one
+    SELECT made.version, made.position, own.worker, own.step, made.weight
+    FROM (
+        WITH RECURSIVE steps (worker, step, last) AS (
+            SELECT CAST(worker AS INTEGER), CAST(json_extract(body, '$.since') AS INTEGER), CAST(step AS INTEGER)
+            FROM orders
+            WHERE kind = 'StartPush' AND json_extract(body, '$.since') < step
+            UNION ALL
+            SELECT worker, step + 1, last FROM steps WHERE step + 1 < last
+        )
+        SELECT * FROM steps
+        LIMIT -1
+    ) AS own
+    CROSS JOIN (
+        SELECT orders.version AS version, part.key AS position,
+            CAST(json_extract(part.value, '$[0]') AS INTEGER) AS worker,
+            CAST(json_extract(part.value, '$[1]') AS INTEGER) AS step,
+            json_extract(part.value, '$[2]') AS weight
+        FROM orders, json_each(orders.body, '$.contributions') AS part
+        WHERE orders.kind = 'ApplyUpdate'
+        LIMIT -1
+    ) AS made ON made.worker = own.worker AND made.step = own.last
     UNION ALL
     SELECT stepped.version, part.key,
         CAST(json_extract(part.value, '$[0]') AS INTEGER),
