@@ -208,9 +208,20 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
     """
     name, colon, rest = text.partition(":")
     spec = named(name, known)
-    parameters = declared(spec.config)
+    config = configured(name, spec.config, _settings(rest, spec, known) if colon else [])
+    parts = tuple(_part(spec, key, getattr(config, key), known) for key in spec.parts)
+    named_briefly = {key: brief(part.spec, part.parameters()) for key, part in zip(spec.parts, parts, strict=True)}
+    return Choice(spec, replace(config, **named_briefly), parts)
+
+
+def configured(name: str, kind: type[T], settings: Iterable[str]) -> T:
+    """Return a `kind` with these settings, each written `key=value`. Raises ConfigError, in one line, for any mistake.
+
+    `name`: of the protocol or the codec whose parameters `kind` declares.
+    """
+    parameters = declared(kind)
     values: dict[str, Any] = {}
-    for setting in _settings(rest, spec, known) if colon else []:
+    for setting in settings:
         key, equals, value = setting.partition("=")
         if key not in parameters:
             allowed = ", ".join(parameters) or "none"
@@ -220,10 +231,7 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
         if key in values:
             raise ConfigError(f"{name}: {key} is given twice; give it once")
         values[key] = parameters[key].read(name, value)
-    config = spec.config(**values)
-    parts = tuple(_part(spec, key, getattr(config, key), known) for key in spec.parts)
-    named_briefly = {key: brief(part.spec, part.parameters()) for key, part in zip(spec.parts, parts, strict=True)}
-    return Choice(spec, replace(config, **named_briefly), parts)
+    return kind(**values)
 
 
 def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
