@@ -18,18 +18,19 @@ MAY_IMPORT = {
     "core": set(),
     "scenario": {"core", "files"},
     "protocols": {"core"},
+    "codecs": {"core"},
     "ipc": {"core", "files"},
     "net": {"ipc"},
     "records": {"core", "scenario", "files"},
-    "sim": {"core", "scenario", "records"},
-    "training": {"core", "ipc", "store"},
+    "sim": {"core", "scenario", "records", "codecs"},
+    "training": {"codecs", "core", "ipc", "store"},
     "store": {"core", "ipc", "records", "training", "files"},
     "transfer": {"core", "ipc", "net", "records", "scenario", "host"},
     "host": {"core", "ipc", "net", "records", "scenario", "training", "transfer", "files", "terminal"},
     "job": {"core", "ipc", "net", "protocols", "records", "scenario", "host"},
     "launch": {"core", "ipc", "net", "scenario", "files", "terminal"},
     "worker_process": {
-        *("core", "ipc", "net", "scenario", "store", "training", "host", "job", "launch", "files"),
+        *("codecs", "core", "ipc", "net", "scenario", "store", "training", "host", "job", "launch", "files"),
     },
     "display": {"core", "records", "host", "job", "coordinator", "terminal"},
     "coordinator": {
@@ -41,7 +42,7 @@ MAY_IMPORT = {
         *("launch", "worker_process", "coordinator", "files", "terminal"),
     },
     "cli": {
-        *("core", "ipc", "net", "protocols", "records", "scenario", "sim", "host", "job", "launch"),
+        *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "host", "job", "launch"),
         *("worker_process", "coordinator", "runs", "files", "terminal"),
     },
     "notebook": {

@@ -57,6 +57,7 @@ UNUSUAL = Settings(
     quiet=True,
     progress=3.0,
     tensorboard=True,
+    compress="int8",
     learning_rate_scale=0.1,
     start="together",
     saves="all",

@@ -427,7 +427,7 @@ def elsewhere(
     settings = replace(SETTINGS, choice=choose(protocol, registry()), workers=2 * (workers + 1), hosts=2)
     with (
         patch.object(agents, "HostLink", lambda *_: agents_end),
-        patch.object(agents, "plan", lambda *_: places),
+        patch.object(agents, "plan", lambda *_, **__: places),
     ):
         agent = Agent(OTHER, workers, ("", 0), KEYS, *_any(lambda *_: crew, None, loop, Pipes(between, carrier)))
         agent._asked = Introduce("train.py", b"", 15.0, None, machine(), None)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import paceline
+from paceline.codecs import Codec
 from paceline.core.leases import Batch
 from paceline.core.machine import Outer, Pushes, State
 from paceline.errors import ConfigError, Interrupted
@@ -84,6 +85,7 @@ class OneWorker:
     workers: int = 1
     seed: int = SEED
     rate_scale: float = 1.0
+    codec: Codec | None = None
     wants_work: bool = False
     wants_metrics: bool = False
     epochs: int | None = None

@@ -45,7 +45,7 @@ class Rounds:
         self.holders = []
         for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             context = TrainingContext(
-                link=SimpleNamespace(worker=worker, workers=workers, rate_scale=1.0),  # type: ignore[arg-type]
+                link=SimpleNamespace(worker=worker, workers=workers, rate_scale=1.0, step=0),  # type: ignore[arg-type]
                 places=places,
                 followed=Followed(model),
                 optimizer=optimizer,

@@ -31,7 +31,7 @@ from paceline.version import __version__
 RESUME = "--resume"
 FLAGS = (
     *("workers", "threads", "devices", "isa", "seed", "start", "record", "on_loss", "restart", "on_divergence"),
-    *("saves", "checkpoint", "learning_rate_scale", "host_timeout", "shards_on"),
+    *("saves", "checkpoint", "compress", "learning_rate_scale", "host_timeout", "shards_on"),
 )
 """Keys of a configuration that each are one flag, of the same name."""
 OF_THE_SCRIPT = ("shards", "epochs")

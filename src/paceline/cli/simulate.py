@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.main import Parser
 from paceline.cli.run import MOST_THREADS, add_start
 from paceline.cli.values import seconds, whole
+from paceline.codecs import check_codec, codec_of
 from paceline.core.choice import brief, choose
 from paceline.errors import EXIT_CODES, ConfigError
 from paceline.host import hash_seed
@@ -60,18 +61,13 @@ def add_flags(command: Parser) -> None:
     how = "how workers synchronise; may be given several times (default: as in the RUN)"
     add("-p", "--protocol", action="append", metavar="NAME[:KEY=VALUE,…]", help=how)
     add("-n", "--workers", type=whole("-n", 1), metavar="N", help="number of workers (default: the cluster's)")
-    add(
-        "--seconds",
-        type=seconds("--seconds"),
-        default=math.inf,
-        metavar="T",
-        help="stop after T virtual seconds",
-    )
+    virtual = "stop after T virtual seconds"
+    add("--seconds", type=seconds("--seconds"), default=math.inf, metavar="T", help=virtual)
     add("--steps", type=whole("--steps", 1), default=math.inf, metavar="N", help="stop after N applied steps")
     add("--versions", type=whole("--versions", 1), default=math.inf, metavar="N", help="stop at version N")
-    add(
-        "--batch", type=whole("--batch", 1), metavar="B", help="samples in a step, to count them (default: not counted)"
-    )
+    counted = "samples in a step, to count them (default: not counted)"
+    add("--batch", type=whole("--batch", 1), metavar="B", help=counted)
+    add("--compress", type=codec_of, metavar="CODEC", help="encode what workers push, as paceline run --compress does")
     add("--seed", type=whole("--seed", 0), help="seed of all randomness (default: 0, or the RUN's)")
     add("--out", type=Path, metavar="DIR", help="keep ledgers and summaries there, in a folder for each protocol")
     add(
@@ -157,12 +153,17 @@ def _on_a_cluster(options: argparse.Namespace) -> list[Simulation]:
         raise ConfigError("no protocol is given: name one, such as -p bsp")
     scenario, limit = load(options.cluster), _limit(options)
     told: dict[str, Any] = {"workers": options.workers, "seed": options.seed or 0, "batch": options.batch}
-    return [Simulation.on(scenario, choose(text, registry()), limit, **told) for text in options.protocol]
+    told["codec"] = options.compress
+    choices = [choose(text, registry()) for text in options.protocol]
+    for choice in choices:
+        check_codec(options.compress, choice)
+    return [Simulation.on(scenario, choice, limit, **told) for choice in choices]
 
 
 def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
     """Return what that run's ledger and the flags ask for. Assumptions are printed."""
-    for flag, value in (("CLUSTER.toml", options.cluster), ("-n", options.workers), ("--batch", options.batch)):
+    own = {"CLUSTER.toml": options.cluster, "-n": options.workers, "--batch": options.batch}
+    for flag, value in (own | {"--compress": options.compress}).items():
         if value is not None:
             raise ConfigError(f"{flag} is given, and --from {options.run}, which has its own: leave one of them out")
     protocols, name = options.protocol or (), f"--from {options.run}"

@@ -37,7 +37,9 @@ def _head(summary: Summary) -> Iterator[str]:
         yield summary["outcome"] + (f": {summary['error']}" if summary["error"] else "")
     rate = summary["samples_per_second"]
     yield (
-        f"{typed(**summary['protocol'])} · {_strength(summary)} · {summary['wall_seconds']:.1f} s · "
+        f"{typed(**summary['protocol'])} · "
+        + (f"{summary['compress']} · " if "compress" in summary else "")
+        + f"{_strength(summary)} · {summary['wall_seconds']:.1f} s · "
         f"{summary['steps']} steps in {summary['versions']} versions · {summary['steps_per_second']:.1f} steps/s"
         + ("" if rate is None else f" · {rate:.0f} samples/s")
         + (f" · {summary['samples_missed']} samples missed" if summary["samples_missed"] else "")

@@ -424,7 +424,7 @@ class _Agent:
         self._say(f"joined as host {self._name}: {told}")
         head = next(iter(settings.scenario.placed(settings.workers)))
         spec = settings.choice.spec
-        places = plan(settings.choice, settings.workers)
+        places = plan(settings.choice, settings.workers, encodes=settings.compress is not None)
         link = self._emulated = EmulatedLink.of(settings.scenario, self._name, self._loop)
         self._carrier = TransferManager(self._name, self._loop.now, partial(self._mover.plane, link=link))
         self._hello = Hello(self._name, self.end.run, self._incarnation, 0)

@@ -129,7 +129,7 @@ class Coordinator:
                 run_state.data.ordered(order)
                 run_state.cluster.carry_out(order, at)
                 run_state.versions.ordered(order.version)
-                run_state.snapshots.ordered(order.version)
+                run_state.snapshots.ordered(order.version, getattr(order, "contributions", ()))
                 run_state.shutdown.stepped(run_state.data.steps)
             case Hold(worker=worker, why=why):
                 run_state.members[worker].wait(why)

@@ -180,7 +180,7 @@ class RunState:
     def _made_host(self, workers: Workers, others: HostRegistry | None) -> Cluster:
         settings, spec, policy = self.settings, self.settings.choice.spec, self.policy
         host = Cluster(
-            plan(settings.choice, settings.workers),
+            plan(settings.choice, settings.workers, encodes=settings.compress is not None),
             spec,
             workers,
             self.loop,

@@ -95,6 +95,8 @@ class Snapshots:
         self._at = 0.0
         """The time of the last fact."""
         self._next_steps: dict[int, int] = {}
+        self._applied: dict[int, int] = {}
+        """By worker: the last step that a version has."""
         self._version = 0
         """The newest version that was ordered."""
         self._new: set[int] = set()
@@ -135,9 +137,10 @@ class Snapshots:
             case TrainingBegan(members=members):
                 self._next_steps |= {worker: step for worker, _, step in members}
 
-    def ordered(self, version: int) -> None:
-        """A version was ordered, of the store or of a replica."""
+    def ordered(self, version: int, contributions: Iterable[tuple[int, int, float]] = ()) -> None:
+        """A version was ordered: of the store, from these contributions, or of a replica."""
         self._version, self._in_a_round = version, False
+        self._applied |= {worker: step for worker, step, _ in contributions}
         if (self._due.reached(self._data.samples) or self._stop is not None) and self._draft is None:
             self._wanted = True
 
@@ -156,7 +159,8 @@ class Snapshots:
             if worker in self._next_steps and worker not in self._asked and worker not in self._new:
                 epoch = self._data.epoch if epoch is None else epoch
                 self._asked[worker] = None
-                self._members.send(member, messages.worker.Keep(self._number, self._next_steps[worker] - 1, epoch))
+                last, applied = self._next_steps[worker] - 1, self._applied.get(worker, -1)
+                self._members.send(member, messages.worker.Keep(self._number, last, epoch, applied))
 
     def go_on(self) -> None:
         """The orders of a fact are carried out: take the snapshot if it is due."""

@@ -317,9 +317,7 @@ class Cluster:
             self.commits.begin(0)
         self._first = self.newest
         self.versions.is_whole(Version(self.newest))
-        model_bytes = self.offers[workers[0]].model_bytes
-        given = None if self._network is None else self._network.message
-        self.link.size = model_bytes if given is None else given
+        self.link.sizes = self._sizes(self.offers[workers[0]])
         if owns_replica and not resumes:
             self.replicas.begin(workers)
             self.replicas_here.begin([one for one in workers if not self.seats[one].elsewhere], Version(0))
@@ -328,6 +326,12 @@ class Cluster:
         self.others.begin(workers)
         if owns_replica:
             self.replicas_here.begun(self.replicas.workers)
+
+    def _sizes(self, offer: messages.worker.Offered) -> tuple[int, int]:
+        """Bytes of an update and of a version on links that a scenario paces."""
+        given = None if self._network is None else self._network.message
+        size = offer.model_bytes if given is None else given
+        return size * offer.update_bytes // max(1, offer.model_bytes), size
 
     def returns(self, worker: int) -> None:
         """A new process begins as this worker, whose process has ended."""
@@ -419,6 +423,8 @@ class Cluster:
                     self.joins.carry_out(order)
                 case DropUpdate(worker=worker, step=step):
                     self.drop_update(worker, step)
+                    if not self.seats[worker].elsewhere:
+                        self.releases.dropped(worker, step)
                 case _:
                     raise TypeError(f"{type(order).__name__} is not about items")
         finally:

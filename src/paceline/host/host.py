@@ -281,6 +281,7 @@ class Host:
                     self.pushes.ordered(worker, step, order.version)
             case DropUpdate():
                 self.pushes.dropped(order.worker, order.step)
+                self.releases.dropped(order.worker, order.step)
             case _:
                 raise TypeError(f"{type(order).__name__} is carried out where the store is")
 

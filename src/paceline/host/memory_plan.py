@@ -123,8 +123,8 @@ class MemoryPlan:
         return self.slots + self.capacity * self.areas
 
 
-def plan(choice: Choice, capacity: int) -> MemoryPlan:
-    """The places that this protocol needs.
+def plan(choice: Choice, capacity: int, *, encodes: bool = False) -> MemoryPlan:
+    """The places that this protocol needs. `encodes`: what workers push is encoded, so no host adds it up.
 
     With a store a commit finds a place whatever workers claim: they claim `CLAIMS` versions each, and `BESIDE_READERS`
     are claimed besides. It waits if the disk lags behind, with several versions to be written.
@@ -136,6 +136,6 @@ def plan(choice: Choice, capacity: int) -> MemoryPlan:
     spec, unapplied = choice.spec, choice.unapplied
     if spec.state == "replicas":
         return MemoryPlan(capacity, slots=0, areas=REPLICAS + 1)
-    sums = capacity - 1 if spec.sums == "hosts" else 0
+    sums = capacity - 1 if spec.sums == "hosts" and not encodes else 0
     slots, outer = CLAIMS * capacity + BESIDE_READERS, spec.outer(choice.config) if spec.optimizer == "outer" else None
     return MemoryPlan(capacity, slots=slots, areas=unapplied, own=unapplied, sums=sums, outer=outer)

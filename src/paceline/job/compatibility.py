@@ -89,7 +89,9 @@ def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, 
         needed = 2 * offer.fixed_bytes + (slots + 1) * offer.slot_bytes + workers * offer.push_bytes
         steps_in_store = spec.optimizer == "store"
         needed += state_bytes if steps_in_store else here * (state_bytes + offer.slot_bytes)
+        needed += 4 * here * offer.slot_bytes if offer.encoded_cuts else 0  # see `training.residual`
         state = "the optimizer's state" if steps_in_store else "each worker's own parameters and optimizer's state"
+        state += ", what each worker encodes" if offer.encoded_cuts else ""
         what = f"{slots} versions, {workers} updates and {state}, of {offer.slot_bytes:,} bytes each"
     if needed <= available:
         return ""

@@ -60,6 +60,8 @@ class Settings:
     """Seconds between two lines of progress."""
     tensorboard: bool = False
     """Whether to write logged and evaluated values for TensorBoard, too."""
+    compress: str | None = None
+    """The codec of pushes, as the flag says; None: they go as they are. See `codecs.codec_of`."""
     learning_rate_scale: float = 1.0
     """The factor of the script's learning rates, wherever the optimizer runs."""
     start: Literal["staggered", "together"] = "staggered"

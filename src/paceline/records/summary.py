@@ -224,6 +224,7 @@ class Tally:
         threads: int | None,
         seed: int,
         outcome: Outcome,
+        compress: str | None = None,
         error: str | None = None,
         stopped: str | None = None,
         ended: float | None = None,
@@ -252,6 +253,7 @@ class Tally:
         summary = {
             "paceline": __version__,
             "protocol": {"name": protocol.spec.name, "config": protocol.parameters()},
+            **({"compress": compress} if compress else {}),
             "workers": workers,
             "threads": threads,
             "seed": seed,

@@ -91,6 +91,7 @@ def train(simulation: Simulation, script: Script, folder: Path, interrupts: Inte
         choice=simulation.choice,
         workers=simulation.workers,
         scenario=simulation.scenario.only_dealt(),  # no worker is slow in real time
+        compress=None if simulation.codec is None else str(simulation.codec),
         simulated=simulation.scenario.checked_for(simulation.workers),
         seed=simulation.seed,
         threads=script.threads,

@@ -182,6 +182,7 @@ def _settings(part: RecordedPart, script: Path, folder: Path, *, json: bool) -> 
         max_seconds=None,
         report_waits=3600.0,
         json=json,
+        compress=config.get("compress") or None,
         learning_rate_scale=config.get("learning_rate_scale", 1.0),
         start=config.get("start", STARTS[0]),
         evaluation_threads=EVALUATION_THREADS if config.get("stop_at_target") else None,

@@ -78,6 +78,13 @@ def check_seed(run: Path, before: int, seed: int) -> None:
         )
 
 
+def check_codec_is(run: Path, before: str, codec: str) -> None:
+    """Raise ConfigError if the run began with another codec: what that has lost so far would be lost for good."""
+    if before != codec:
+        was = f"with --compress {before}" if before else "without --compress"
+        raise ConfigError(f"--resume {run}: it was made {was}; leave --compress out")
+
+
 def check_isa(run: Path, before: str, isa: str) -> None:
     """Raise ConfigError if the run began with other instructions: a replay uses the same ones for the whole run."""
     if before != isa:

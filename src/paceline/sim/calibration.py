@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple
 
+from paceline.codecs import Codec, codec_of
 from paceline.core.choice import Choice
 from paceline.core.facts import (
     Fact,
@@ -185,7 +186,9 @@ class CalibratedRun:
     batch: int | None
     """Samples in most steps; None if they were not counted."""
     message: int
-    """Bytes of a transfer, or an estimate; 0 if that is unknown."""
+    """Bytes of a transfer that isn't encoded, or an estimate; 0 if that is unknown."""
+    codec: Codec | None
+    """What encoded its pushes."""
     limit: Limit
     """What ended the run."""
     data: int | None
@@ -218,6 +221,7 @@ class CalibratedRun:
             batch=self.batch,
             costs=replace(self.costs, moved=moved) if moved and self.costs.commits.given else self.costs,
             message=self.message,
+            codec=self.codec,
             data=data,
         )
 
@@ -287,6 +291,7 @@ def _read(run: RecordedRun) -> CalibratedRun:
         workers=run.workers,
         seed=run.seed,
         batch=config.get("batch") or (batch and batch[0] and int(batch[0])),
+        codec=codec_of(config["compress"]) if config.get("compress") else None,
         message=reading.message or (last.stat().st_size if last.is_file() else 0),  # little more than the model's bytes
         limit=limit,
         data=steps if ran_out else None,
@@ -340,7 +345,7 @@ class _Reading:
             if direction == "average":
                 self.moved[number] = ended
             else:
-                self.message = size
+                self.message = size if direction == "pull" else self.message  # an encoded push has fewer
                 self.flows[worker].append((direction, began, ended))
 
     def take_facts(self, tally: Tally, history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> None:

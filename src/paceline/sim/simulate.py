@@ -10,6 +10,7 @@ from typing import Any
 
 import tomli_w
 
+from paceline.codecs import Codec
 from paceline.core.choice import Choice, check_fit
 from paceline.core.drive import drive
 from paceline.core.facts import TrainingBegan
@@ -53,6 +54,8 @@ class Simulation:
     """None: as the scenario says."""
     message: int = 0
     """Bytes of a push, a pull or a replica, if the scenario's network does not say."""
+    codec: Codec | None = None
+    """What encodes pushes; None: they are as large as pulls."""
     data: int | None = None
     """Steps that there is data for, in all; None: without end."""
     source: Path | None = None
@@ -62,7 +65,15 @@ class Simulation:
 
     @classmethod
     def on(
-        cls, scenario: Scenario, choice: Choice, limit: Limit, *, workers: int | None, seed: int, batch: int | None
+        cls,
+        scenario: Scenario,
+        choice: Choice,
+        limit: Limit,
+        *,
+        workers: int | None,
+        seed: int,
+        batch: int | None,
+        codec: Codec | None = None,
     ) -> Simulation:
         """Return a simulation of that protocol on the scenario's cluster. `workers` None: as many as it says.
 
@@ -74,7 +85,7 @@ class Simulation:
                 f"{scenario.name}: it does not say how many workers there are; set cluster.workers, or give -n, "
                 "from Python workers=N"
             )
-        return cls(choice=choice, scenario=scenario, workers=workers, limit=limit, seed=seed, batch=batch)
+        return cls(choice=choice, scenario=scenario, workers=workers, limit=limit, seed=seed, batch=batch, codec=codec)
 
     def check(self, trains: bool = False) -> None:
         """Raise ConfigError, in one line, for what can't be simulated.
@@ -188,6 +199,7 @@ def play(
         threads=None,
         seed=one.seed,
         outcome=outcome,
+        compress=str(one.codec or ""),
         error=error,
         ended=world.now,
     )
@@ -215,6 +227,7 @@ def world_of(
         limit=one.limit,
         journal=journal,
         message=one.message,
+        codec=one.codec,
         seed=one.seed,
         begins=one.begins,
         progress=progress,
@@ -260,6 +273,7 @@ def _config(simulation: Simulation) -> dict[str, Any]:
         **({"hosts": simulation.scenario.nodes} if simulation.scenario.links_hosts else {}),
         "seed": simulation.seed,
         "batch": simulation.batch or 0,
+        "compress": str(simulation.codec or ""),
         "limits": noted_limits(simulation),
         "simulation": noted(simulation),
         "scenario": to_plain(simulation.scenario.checked_for(simulation.workers)),

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple, Protocol
 
+from paceline.codecs import Codec
 from paceline.core.facts import (
     Fact,
     GradientReady,
@@ -232,12 +233,14 @@ class World:
         limit: Limit,
         journal: Journal,
         message: int = 0,
+        codec: Codec | None = None,
         seed: int = 0,
         begins: TrainingBegan | None = None,
         progress: Callable[[float, int, int], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        """`message`: bytes of a push, a pull or a replica, if the scenario's network does not say.
+        """`message`: bytes of a push, a pull or a replica, if the scenario's network does not say. A push that a
+        `codec` encodes has fewer.
 
         `begins`: the beginning of a later segment of a run; None: this is its first.
         `progress(now, steps, versions)` is called at every fact. So is `stop()`, which returns whether to end there.
@@ -266,6 +269,8 @@ class World:
         self._links: ClusterLinks[Ended] = ClusterLinks(scenario, workers)
         self._links_hosts = scenario.links_hosts
         self._message = network.message if network is not None and network.message is not None else message
+        self._pushed = self._message if codec is None else codec.size(self._message // 4)
+        """Bytes of a push."""
         self._workers = {worker: SimulatedWorker(step - 1) for worker, _, step in begins.members}
         self._used: dict[int, int] = {}
         """By worker that has left: its last step."""
@@ -567,16 +572,20 @@ class World:
                 self._arrived(number, what, of)
             return
         direction: Literal["push", "pull"] = "push" if what == "push" else "pull"
+        size = self._size(what)
 
         def ended(flow: Flow[Ended]) -> None:
             del worker.flows[flow]
             worker.transfers.append((direction, flow.began, flow.ended))
             times = TransferTimes(flow.began, flow.ended, flow.ended)
-            self._journal.ledger.transferred(number, direction, of, self._message, times)
+            self._journal.ledger.transferred(number, direction, of, size, times)
             self._arrived(number, what, of)
 
-        flow = self._links.transfer(direction, self._message, self.now, ended)
+        flow = self._links.transfer(direction, size, self.now, ended)
         worker.flows[flow] = of if what == "copy" else None
+
+    def _size(self, what: What) -> int:
+        return self._pushed if what == "push" else self._message
 
     def _bring(self, number: int, what: What, of: int) -> bool:
         """Bring the worker's update to the head, where the store is, or that version to the worker's host.
@@ -589,6 +598,7 @@ class World:
         if host == head or (what != "push" and of <= self._came.get(host, self._begins.version)):
             return False
         source, target = (host, head) if what == "push" else (head, host)
+        size = self._size(what)
         if (coming := self._coming.get((item, target))) is not None:
             coming.waiting.append((number, self.now))
             return True
@@ -598,12 +608,12 @@ class World:
             if what != "push":
                 self._came[host] = max(of, self._came.get(host, self._begins.version))
             times = {"began": flow.began, "ended": flow.ended}
-            self._journal.fetched(FetchTimes.of(item, host=target, source=source, size=self._message, **times))
+            self._journal.fetched(FetchTimes.of(item, host=target, source=source, size=size, **times))
             for worker, since in for_whom:
                 self._workers[worker].transfers.append((what, since, self.now))
                 self._arrived(worker, what, of)
 
-        flow = self._links.between(source, target, self._message, self.now, came)
+        flow = self._links.between(source, target, size, self.now, came)
         self._coming[item, target] = _Coming([(number, self.now)], flow)
         return True
 

@@ -21,10 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.store.gradient_reader import GradientRange, GradientReader, add_up
-from paceline.training.layout import Entry, Layout
+from paceline.training.layout import CHUNK, Entry, Layout
 from paceline.training.optim.clipping import Limit
 
-CHUNK = 512 * 1024  # elements: 256k to 1M cost the same; smaller chunks lose to Python, larger ones to the cache
 TELLS = 1 << 20  # bytes made between two calls of `made`: no more than hosts ask for at once (core.shards.PIECE)
 
 ELEMENTWISE = {
@@ -86,7 +85,7 @@ class Piece:
         """Return each parameter's elements by themselves, with its number."""
         if len(self.spans) == 1:  # keep its shape, which an optimizer of whole parameters looks at
             return [(self.spans[0].number, self.entry)]
-        return [(s.number, _flat(self.entry, self.entry.offset, s.in_piece, s.count)) for s in self.spans]
+        return [(s.number, self.entry.flat(s.in_piece, s.count)) for s in self.spans]
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,8 +523,7 @@ def chunks_of(layout: Layout) -> list[list[Piece]]:
             if entry.count > CHUNK:
                 for first in range(0, entry.count, CHUNK):
                     count = min(CHUNK, entry.count - first)
-                    piece = _flat(entry, entry.offset, first, count)
-                    chunks.append([Piece(piece, (ChunkSpan(number, first, 0, count),))])
+                    chunks.append([Piece(entry.flat(first, count), (ChunkSpan(number, first, 0, count),))])
             else:
                 run.append(number)
         if run:
@@ -582,16 +580,11 @@ def _run(layout: Layout, numbers: list[int]) -> Piece:
         ChunkSpan(number, 0, (entry.offset - first) // size, entry.count)
         for number, entry in zip(numbers, entries, strict=True)
     ]
-    return Piece(_flat(entries[0], first, 0, (entries[-1].stop - first) // size), tuple(spans))
+    return Piece(entries[0].flat(0, (entries[-1].stop - first) // size), tuple(spans))
 
 
 def _whole(layout: Layout) -> list[Piece]:
     return [Piece(entry, (ChunkSpan(number, 0, 0, entry.count),)) for number, entry in enumerate(layout.moving)]
-
-
-def _flat(entry: Entry, offset: int, first: int, count: int) -> Entry:
-    """Return an entry of `count` elements in one dimension, from the `first` after that offset."""
-    return replace(entry, shape=(count,), stride=(1,), offset=offset + first * entry.dtype.itemsize)
 
 
 def _arena(entry: Entry) -> tuple[int, str]:

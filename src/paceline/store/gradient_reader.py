@@ -2,7 +2,7 @@
 
 A push area has each parameter's gradient where a slot has the parameter, and flags that say which gradients there are.
 `push` writes that form. Commits, their search for NaN, and averages of gradients all read it by
-`GradientRange.gradient`. So another form, compressed say, has to be decoded only there.
+`GradientRange.gradient`. What is encoded is decoded to that form before: see `training.encoding`.
 """
 
 from __future__ import annotations

@@ -65,6 +65,8 @@ class OfWorker:
     """As in `shares.Whole`, where the worker steps the optimizer."""
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """The model's, for a worker that joins. A snapshot has buffers in its other files."""
+    residual: tuple[int, Tensor] | None = None
+    """What encoding has lost of that worker's pushes, without those that no version has. See `training.residual`."""
 
 
 class StateSnapshot:

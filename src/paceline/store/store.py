@@ -562,9 +562,12 @@ class Store:
     ) -> tuple[NotFinite | None, int]:
         found, checksum, told, parts = None, 0, -1, lane.parts
         keepings = tuple(self._keepings)
+        mean = self._clip is not None and self._clip.norm is not None  # what was pushed is decoded by now
         for place, part in enumerate(parts, 1):
             for keeping in keepings:
                 keeping.take(part)
+            if not mean:
+                self._decode(pushed, *self._bytes[id(part)])
             part.commit(self.memory, source, target, pushed, whole, lane, limit)
             checksum += part.checksum(self.memory, target)
             if look and found is None:
@@ -579,6 +582,13 @@ class Store:
 
     def _pushed(self, contributions: Sequence[tuple[int, float]]) -> list[GradientReader]:
         return [GradientReader.of(self.places, area, self.pushes[area], weight) for area, weight in contributions]
+
+    def _decode(self, pushed: Sequence[GradientReader], begin: int, end: int) -> None:
+        """Decode these bytes of what was pushed, in a run with a codec, to where the gradients are read."""
+        if (encoding := self.layout.encoding) is not None:
+            for one in pushed:
+                start = one.start + self.layout.encoded_offset
+                encoding.decode(self.memory, start, self.memory, one.start, one.present, begin, end)
 
     def _limit(
         self, clip: Clip, target: int, pushed: Sequence[GradientReader], threads: int, norms: Norms | None
@@ -606,6 +616,7 @@ class Store:
         def norms_of(share: Sequence[int]) -> dict[int, Tensor]:
             found = {}
             for number in share:
+                self._decode(pushed, self.layout.moving[number].offset, self.layout.moving[number].stop)
                 terms = [(self._gradient(one, number), one.weight) for one in pushed if one.present[number]]
                 if not terms:
                     continue

@@ -4,26 +4,31 @@
 
 A slot holds one version of the optimizer's parameters, in flat arenas by parameter group and dtype. A push
 area holds one gradient in the layout of a slot. It also has a byte for each parameter that says whether it has a
-gradient (None is not zero), and the worker's buffers as of that step. If workers have several areas, the first
-areas of all workers come first, then the second ones. `fixed` holds what is set once:
-parameters that the optimizer does not have, and the first buffers. Areas for sums of several workers' gradients may
-follow. Each part begins a page.
+gradient (None is not zero), and the worker's buffers as of that step. In a run with a codec what is pushed is encoded
+behind these, and the store's process decodes it to where gradients lie otherwise. If workers have several areas, the
+first areas of all workers come first, then the second ones. `fixed` holds what is set once: parameters that the
+optimizer does not have, and the first buffers. Areas for sums of several workers' gradients may follow. Each part
+begins a page.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.ipc.memory import Mapping, Region, whole_pages
 
+if TYPE_CHECKING:
+    from paceline.training.encoding import Encoding
+
 ALIGNMENT = 64  # bytes: a cache line, and what vectorised kernels like best
+CHUNK = 512 * 1024  # elements: 256k to 1M cost the same; smaller chunks lose to Python, larger ones to the cache
 
 
 def _aligned(size: int) -> int:
@@ -61,6 +66,10 @@ class Entry:
         flat = torch.frombuffer(memory, dtype=self.dtype, count=self.count, offset=start + self.offset)
         return flat.as_strided(self.shape, self.stride)
 
+    def flat(self, first: int, count: int) -> Entry:
+        """Return so many elements from the `first` on, in the order of memory, in one dimension."""
+        return replace(self, shape=(count,), stride=(1,), offset=self.offset + first * self.dtype.itemsize)
+
     @property
     def form(self) -> str:
         """Name, dtype and shape, as they are compared and shown."""
@@ -88,6 +97,8 @@ class Layout:
     fixed_bytes: int
     slot_bytes: int
     push_bytes: int
+    encoding: Encoding | None = None
+    """What is pushed in place of gradients and updates, at the end of a push area; None: they go as they are."""
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> Layout:
@@ -122,6 +133,15 @@ class Layout:
             slot_bytes=whole_pages(end),
             push_bytes=whole_pages(push_end),
         )
+
+    def encoded(self, encoding: Encoding) -> Layout:
+        """Return it with room for what is encoded."""
+        return replace(self, encoding=encoding, push_bytes=self.push_bytes + whole_pages(encoding.size))
+
+    @property
+    def encoded_offset(self) -> int:
+        """Where encoded values begin in a push area."""
+        return self.push_bytes - (0 if self.encoding is None else whole_pages(self.encoding.size))
 
     @property
     def buffers_bytes(self) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from paceline.codecs import Codec
 from paceline.core.agreements import Call, How, Value
 from paceline.core.leases import Batch
 from paceline.core.machine import Outer
@@ -134,6 +135,8 @@ class Link(Protocol):
     """The step that the worker was told to compute last."""
     rate_scale: float
     """The factor of the learning rates of an optimizer that runs here."""
+    codec: Codec | None
+    """What encodes this worker's pushes; None: they go as they are."""
     in_means: bool
     """Whether an update is the mean of several workers' gradients, at first: else each stands alone."""
     wants_work: bool

@@ -24,6 +24,7 @@ from paceline.training.data.loader import PacedLoader, PacedStream, SharedStream
 from paceline.training.data.loader_view import Iterated, as_prepared
 from paceline.training.data.one_ahead import with_last
 from paceline.training.data.probe import ENDLESS, leased_passes
+from paceline.training.encoding import Encoding
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Baseline, Evaluate, Link
 from paceline.training.misuse import Unprepared, prepared_again, unjoined
@@ -37,6 +38,7 @@ from paceline.training.optim.optimizer import pace
 from paceline.training.optim.schedules import PLATEAUS, check_schedulers, plateaus_of, schedule_of, with_schedules
 from paceline.training.process import ScriptProcess
 from paceline.training.replaced import replace
+from paceline.training.residual import Residual
 from paceline.training.session import Session
 from paceline.training.signals import undisturbed
 from paceline.training.training_context import TrainingContext
@@ -242,6 +244,8 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         kept = UserState(with_schedules(options.keep, schedules), optimizer)
         passes = None if loader is None else leased_passes(loader)
         layout = Layout.of(model, optimizer)
+        if link.codec is not None:
+            layout = layout.encoded(Encoding.of(link.codec, layout))
         offer = offer_of(link, layout, given, options, passes, len(plateaus_of(schedules)))
     started = link.start(offer)
     begin, followed = started.begin, Followed(model)
@@ -252,6 +256,7 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         optimizer=optimizer,
         parameters=[followed.parameters[entry.name] for entry in layout.moving],
         clip=options.clip,
+        residual=Residual(layout, begin.areas) if link.codec is not None and link.codec.feedback else None,
     )
     session = ScriptProcess.session = Session(context, started, offer.offered, kept, schedules)
     pace(optimizer, session)

@@ -93,6 +93,8 @@ class Resuming:
             return
         if self._holder.keeps_state:
             context.load_optimizer(there)
+        if context.residual is not None and there.residual is not None and there.residual[0] == context.link.worker:
+            context.residual.now.copy_(there.residual[1])  # another worker's is that one's to make up for
         if kept:
             try:
                 self._kept.load(there)

@@ -415,8 +415,8 @@ class Session:
             self.holder.hold_newest()
             self.link.raise_if_interrupted()
             return
-        self.run_used = go.progress
-        granted = time.monotonic()
+        self.run_used, granted = go.progress, time.monotonic()
+        self.context.dropped(go.dropped)
         if go.slot < 0:
             self.holder.go_on()
         elif self.steps or go.slot != self._place:  # the first version is shown already

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ from paceline.training.layout import Entry, Places, PushArea
 from paceline.training.link import Link
 from paceline.training.model.structure import Followed
 from paceline.training.optim.clipping import Clip
+from paceline.training.residual import Residual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class TrainingContext:
     """The optimizer's, in its order: the order of `Layout.moving`."""
     clip: Clip | None = None
     """How gradients are clipped where the optimizer steps."""
+    residual: Residual | None = None
+    """What encoding has lost of pushes, if the next ones are to make up for it."""
 
     def put_buffers(self, area: PushArea) -> None:
         """Copy the model's buffers into that area."""
@@ -41,6 +44,12 @@ class TrainingContext:
         with torch.no_grad():
             for name, buffer in self.followed.buffers().items():
                 area.buffers[name].copy_(buffer)
+
+    def dropped(self, steps: Sequence[int]) -> None:
+        """No version will have this worker's updates of these steps."""
+        if self.residual is not None:
+            for step in steps:
+                self.residual.drop(step)
 
     def optimizer_state(self) -> State:
         """The state in the script's own optimizer object, by the parameter's number."""

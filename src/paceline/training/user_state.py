@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,17 +52,23 @@ class UserState:
         for name, kept in self._objects.items():
             check(kept.state_dict(), f'the kept object "{name}"')  # rather than fail at the first snapshot
 
-    def packing(self, steps: OfWorker | None, buffers: Mapping[str, torch.Tensor] = EMPTY) -> tuple[bytes, str | None]:
+    def packing(
+        self,
+        steps: OfWorker | None,
+        buffers: Mapping[str, torch.Tensor] = EMPTY,
+        residual: tuple[int, torch.Tensor] | None = None,
+    ) -> tuple[bytes, str | None]:
         """Return all of it as it is now, with what the optimizer had; or nothing, and why it can't be packed.
 
         `steps`: the optimizer's own, where the worker steps it. `buffers`: the model's, if they are to go with it.
+        `residual`: see `OfWorker`.
         """
         state, attributes = (steps.state, steps.attributes) if steps else (None, {})
         groups = [packable(group) for group in self._optimizer.param_groups]
         try:
             kept = {name: kept.state_dict() for name, kept in self._objects.items()}
-            all_of_it = OfWorker(kept=kept, groups=groups, state=state, attributes=attributes, buffers=dict(buffers))
-            return pack(all_of_it), None
+            own = OfWorker(kept=kept, groups=groups, state=state, attributes=attributes, buffers=dict(buffers))
+            return pack(own if residual is None else dataclasses.replace(own, residual=residual)), None
         except ConfigError as error:
             return b"", str(error)
         except Exception as error:  # the script's own code
@@ -124,7 +131,9 @@ class SnapshotOrders:
         session = self._session
         for order, optimizer in [one for one in self.due if epoch is None or one[0].epoch <= epoch]:
             self.due.remove((order, optimizer))
-            packing, why = self._kept.packing(optimizer)
+            lost = session.context.residual
+            residual = None if lost is None else (session.link.worker, lost.as_of(order.applied))
+            packing, why = self._kept.packing(optimizer, residual=residual)
             session.link.say(Kept(order.snapshot, session.last_step, session.epoch, why), packing)
 
     def hand_over(self, order: HandOver) -> None:

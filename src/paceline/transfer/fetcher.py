@@ -62,8 +62,8 @@ class ShapedFetcher:
         `moment()` is the time of the event that is being handled: at that time a fetch begins. `happened` takes what
         has happened if no link paces it. Otherwise `next` returns that.
         """
-        self.size = 0
-        """Bytes of one model. Set when training begins."""
+        self.sizes = 0, 0
+        """Bytes of an update, and of a version or a replica. Set when training begins."""
         self._links = links
         self._now = now
         self._moment = moment
@@ -78,16 +78,17 @@ class ShapedFetcher:
             self._ends(then)
             return
         direction: Direction = "push" if isinstance(item, Update) else "pull"
+        size = self.sizes[direction == "pull"]
         match item:
             case Update(step=number) | Version(version=number) | Replica(worker=number):
                 pass
 
         def ended(flow: Flow[Called]) -> Fact | None:
             del self._flows[flow]
-            self._ended(worker, direction, number, self.size, self._times(flow))
+            self._ended(worker, direction, number, size, self._times(flow))
             return then(flow.ended)
 
-        self._flows[self._links.transfer(direction, self.size, self._moment(), ended)] = worker
+        self._flows[self._links.transfer(direction, size, self._moment(), ended)] = worker
 
     def cancel(self, worker: int) -> None:
         """See `Fetcher`. An average goes on: its other members may make the worker's share."""
@@ -102,12 +103,14 @@ class ShapedFetcher:
             self._ends(then)
             return began
 
+        _, size = self.sizes
+
         def moved(flow: Flow[Called]) -> Fact | None:
             for worker in members:
-                self._ended(worker, "average", group, ring_bytes(len(members), self.size), self._times(flow))
+                self._ended(worker, "average", group, ring_bytes(len(members), size), self._times(flow))
             return then(flow.ended)
 
-        return self._links.average(members, self.size, self._moment(), moved).began
+        return self._links.average(members, size, self._moment(), moved).began
 
     def next(self, until: float) -> Fact | None:
         """Return what came of the earliest fetch that has ended by then: each once, in the order of their ends."""

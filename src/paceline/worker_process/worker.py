@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import paceline
+from paceline.codecs import codec_of
 from paceline.core.agreements import Call, How, Value, result_of
 from paceline.core.leases import Batch
 from paceline.errors import ConfigError, Interrupted, PeerLost, RunFailed
@@ -174,6 +175,7 @@ class WorkerLink:
         self.seed = settings.seed
         self.epochs = settings.epochs
         self.rate_scale = settings.learning_rate_scale
+        self.codec = None if settings.compress is None else codec_of(settings.compress)
         self.in_means = settings.choice.rounds
         self.wants_work = bool(settings.choice.spec.parts)
         self.wants_metrics = bool(settings.targets) and worker == 0

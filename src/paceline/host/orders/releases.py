@@ -55,6 +55,8 @@ class Releases:
         self._arrivals = arrivals
         self._unsent: dict[int, list[Callable[[], None]]] = {}
         """By worker that is released and was not told yet: what is to be done after that."""
+        self._dropped: dict[int, list[int]] = {}
+        """By worker: steps whose updates no version will have, of which it was not told yet."""
 
     def carry_out(self, order: Release) -> None:
         """Let the worker compute."""
@@ -85,6 +87,10 @@ class Releases:
             self._shelf.release(ahead(worker))
         self._compute(order, version, lacking if order.parameters == "eager" else [])
 
+    def dropped(self, worker: int, step: int) -> None:
+        """No version will have that step's update."""
+        self._dropped.setdefault(worker, []).append(step)
+
     def after(self, worker: int, do: Callable[[], None]) -> None:
         """Call `do` when the worker was told of every release that was ordered until now, or takes no part any more."""
         if worker in self._unsent:
@@ -96,6 +102,7 @@ class Releases:
         """The worker takes no part any more."""
         if self._arrivals is not None:
             self._arrivals.gone(worker)
+        self._dropped.pop(worker, None)
         for do in self._unsent.pop(worker, ()):
             do()
 
@@ -153,8 +160,8 @@ class Releases:
         self, order: Release, place: int, area: int, lacking: list[tuple[int, float]], *, took: bool = False
     ) -> None:
         self._report((ComputesTaken if took else Computes)(order.worker))
-        self._send(
-            order.worker, messages.worker.Compute(order.step, order.version, place, area, lacking, order.progress)
-        )
+        dropped = self._dropped.pop(order.worker, [])
+        compute = messages.worker.Compute(order.step, order.version, place, area, lacking, order.progress, dropped)
+        self._send(order.worker, compute)
         for do in self._unsent.pop(order.worker, ()):
             do()

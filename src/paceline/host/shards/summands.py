@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Buffers, Sum, Update
-from paceline.core.shards import pieces, with_rest
+from paceline.core.shards import Shard, pieces, with_rest
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import ItemKind, Placed
 from paceline.host.overlap import Computing
@@ -43,11 +43,18 @@ class Summands(Placed[Update | Sum]):
     def ranges(self, item: Update | Sum) -> list[tuple[str, int, int]]:
         """See `ItemKind`. Which parameters have a gradient comes with the range, and buffers to where they are kept."""
         assert self.server is not None
-        if (moving := self.server.parts_of(item)) is not None:
-            return [moving]
-        host = self._host_of(item.worker) if isinstance(item, Update) else self.server.source_of(item)
         offer = self._memory.offer
-        own, (flags_end, buffers_end) = pieces(offer.cuts, [self.server.shard._replace(host=host)]), offer.buffers_at
+        cuts = offer.update_cuts if isinstance(item, Update) else offer.cuts
+
+        def of_item(shard: Shard) -> Shard:
+            begin, end = (cuts[offer.cuts.index(at)] for at in (shard.begin, shard.end))
+            return Shard(shard.host, begin, end)
+
+        if (moving := self.server.parts_of(item)) is not None:
+            return [of_item(moving)]
+        host = self._host_of(item.worker) if isinstance(item, Update) else self.server.source_of(item)
+        own = pieces(cuts, [of_item(self.server.shard._replace(host=host))])
+        flags_end, buffers_end = offer.buffers_at
         if not self.server.keeps_buffers:
             return [*own, (host, offer.cuts[-1], offer.cuts[-1] + offer.flags_bytes)]
         rest = offer.cuts[-1], buffers_end if isinstance(item, Update) else flags_end

@@ -72,6 +72,8 @@ class Offered(Message):
     """Passes over the data in each of these loops, as far as is known."""
     chunks: list[Count] = msgspec.field(default_factory=list)
     """Where the parameters that groups average may be cut, if not at `cuts`."""
+    encoded_cuts: list[Count] = msgspec.field(default_factory=list)
+    """Where an encoded update is cut as a version is at `cuts`, in bytes of a push area. Empty: it is not encoded."""
     device: Word = ""
     """The name of the worker's GPU. Empty: it computes on the CPU."""
     deterministic: bool = True
@@ -88,6 +90,16 @@ class Offered(Message):
     def clip(self) -> dict[str, float]:
         """The arguments of `prepare` for clipping, by name."""
         return {name: value for name in CLIP if (value := getattr(self, name)) is not None}
+
+    @property
+    def update_cuts(self) -> list[int]:
+        """Where an update may be cut as a version is at `cuts`, in bytes of a push area."""
+        return self.encoded_cuts or self.cuts
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes of an update."""
+        return self.encoded_cuts[-1] - self.encoded_cuts[0] if self.encoded_cuts else self.model_bytes
 
     @property
     def averaged_at(self) -> list[int]:
@@ -539,6 +551,8 @@ class Compute(Message):
     """(push area, scale) of updates that this worker pushed and the version lacks. The worker subtracts them itself."""
     progress: Count = 0
     """Batches that the run had used as the step was released: applied, skipped or missed."""
+    dropped: list[Count] = msgspec.field(default_factory=list)
+    """Steps of this worker whose updates no version will have, as is known since its last release."""
 
 
 class MakeUpdate(Message):
@@ -564,6 +578,8 @@ class Keep(Message):
     step: int
     epoch: int
     """The first epoch that has batches left then. Before it, the script does what it does once in each epoch."""
+    applied: int = -1
+    """The last step of this worker that a version has, as of the snapshot."""
 
 
 class PlateauMetrics(Message):

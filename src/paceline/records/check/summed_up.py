@@ -30,6 +30,7 @@ def summary(checking: Checking, summary: Summary) -> None:
         threads=checking.run.config.get("threads"),
         seed=checking.run.seed,
         outcome=end["outcome"],
+        compress=checking.run.config.get("compress"),
         error=end["error"],
         stopped=end.get("stopped"),
         ended=end["at"],

@@ -282,8 +282,11 @@ def _links(found: Findings) -> Iterator[str]:
 
 
 def _carried(found: Findings) -> Iterator[str]:
-    """If workers own replicas, yield a sentence about what each link carried, the busiest first."""
-    if not found.run.choice.spec.groups:
+    """If workers own replicas, or encode pushes, yield a sentence about what each link carried, the busiest first."""
+    codec = found.run.config.get("compress")
+    if codec:
+        yield f"What workers pushed was encoded by {codec}."
+    if not (codec or found.run.choice.spec.groups):
         return
     busiest = sorted(found.links, key=lambda link: -link.busy.seconds)
     for link in busiest[:SHOWN]:

@@ -65,11 +65,16 @@ def contents(runs: Sequence[RecordedRun], slices: int = SLICES) -> Contents:
 
 def labels(runs: Sequence[RecordedRun]) -> list[str]:
     """Return a short, unique name for each run: its protocol, with its folder or number if needed."""
-    names = [brief(run.choice.spec, run.choice.parameters()) for run in runs]
+    names = [_brief(run) for run in runs]
     for longer in ([run.folder.absolute().name for run in runs], map(str, range(1, len(runs) + 1))):
         times = Counter(names)
         names = [f"{name} ({more})" if times[name] > 1 else name for name, more in zip(names, longer, strict=True)]
     return names
+
+
+def _brief(run: RecordedRun) -> str:
+    codec = run.config.get("compress")
+    return brief(run.choice.spec, run.choice.parameters()) + (f" · {codec}" if codec else "")
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -135,7 +140,7 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         "label": label,
         "folder": run.folder.absolute().name,
         "protocol": str(run.choice),
-        "brief": brief(run.choice.spec, run.choice.parameters()),
+        "brief": _brief(run),
         "state": run.choice.spec.state,
         "simulated": run.simulated,
         "unended": run.unended,

@@ -66,7 +66,7 @@ class DeviceUpdates(DevicePush):
             self._arenas[self._number] = self._copier.arena()
         return self._arenas[self._number].views
 
-    def made(self, present: list[bool]) -> None:
+    def made(self, present: list[bool], step: int) -> None:
         """See `UpdatePush`."""
         self._copier.take(self._arenas[self._number], self._area.start)
         self._finish(present)

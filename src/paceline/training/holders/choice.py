@@ -6,6 +6,7 @@ from paceline.ipc.messages.worker import Begin
 from paceline.training.device import accelerator
 from paceline.training.device.copier import Copier
 from paceline.training.device.device_push import DeviceGradients, DeviceUpdates
+from paceline.training.holders.encoded_push import EncodedPush
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.parameter_views import DeviceParameters, OwnMemory, Windowed
 from paceline.training.holders.push import AreaPush, NoPush, OverlappedPush
@@ -23,12 +24,13 @@ def holder_of(begin: Begin, context: TrainingContext) -> Holder:
     if begin.state == "replicas":
         window = Windowed(places.region, layout.push_bytes, layout.moving, context.parameters)
         return ReplicaHolder(context, NoPush() if begin.pushes == "nothing" else AreaPush(context), window)
+    encoded = None if layout.encoding is None else EncodedPush(context, layout.encoding)
     if begin.local_steps:
         own = OwnMemory(places, context.parameters)
-        return OwnStep(context, AreaPush(context), own, at_once=begin.at_once)
+        return OwnStep(context, encoded or AreaPush(context), own, at_once=begin.at_once)
     overlaps = begin.tells and OverlappedPush.pays(layout)
     window = Windowed(places.region, layout.slot_bytes, layout.moving, context.parameters)
-    return WindowHolder(context, OverlappedPush(context) if overlaps else AreaPush(context), window)
+    return WindowHolder(context, encoded or (OverlappedPush if overlaps else AreaPush)(context), window)
 
 
 def _on_device(begin: Begin, context: TrainingContext, copier: Copier) -> Holder:
@@ -37,6 +39,7 @@ def _on_device(begin: Begin, context: TrainingContext, copier: Copier) -> Holder
     if owned:
         push = NoPush() if begin.pushes == "nothing" else DeviceGradients(context, copier)
         return DeviceReplica(context, push, shown, copier)
+    encoded = None if layout.encoding is None else EncodedPush(context, layout.encoding)
     if begin.local_steps:
-        return OwnStep(context, DeviceUpdates(context, copier), shown, at_once=begin.at_once)
-    return WindowHolder(context, DeviceGradients(context, copier), shown)
+        return OwnStep(context, encoded or DeviceUpdates(context, copier), shown, at_once=begin.at_once)
+    return WindowHolder(context, encoded or DeviceGradients(context, copier), shown)

@@ -1,7 +1,7 @@
 """Pushes: how gradients and updates come into the push areas of the shared memory.
 
 A holder pushes through one of these, which `holders.choice` picks. Only here may a gradient change its form: a push
-that compresses, say, is one more class with these methods. `store.gradient_reader` then reads that form.
+that compresses, say, is one more class with these methods: `encoded_push`.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class UpdatePush(Push, Protocol):
     def room(self) -> list[Tensor]:
         """Return a tensor for each parameter, in which the holder makes its update."""
 
-    def made(self, present: list[bool]) -> None:
-        """Put the update of these parameters into the area, all of it, from `room`."""
+    def made(self, present: list[bool], step: int) -> None:
+        """Put the update of these parameters into the area, all of it, from `room`. `step`: its last one."""
 
     def pushed(self, number: int) -> list[Tensor | None]:
         """Return what was pushed in that area: a tensor or None for each parameter."""
@@ -149,14 +149,14 @@ class AreaPush:
             gradients.append(gradient)
         if views:
             torch._foreach_copy_(views, gradients)
-        self.made(present)
+        self.made(present, self._context.link.step)
 
     def room(self) -> list[Tensor]:
         """See `UpdatePush`. An update is made where it is pushed."""
         return self._gradients
 
     @torch.no_grad()
-    def made(self, present: list[bool]) -> None:
+    def made(self, present: list[bool], step: int) -> None:
         """See `UpdatePush`. Say which parameters have something in the area, and add the buffers."""
         area = self._present
         if present != area.present:

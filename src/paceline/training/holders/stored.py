@@ -122,6 +122,8 @@ class OwnStep(StoredHolder):
         """Where the version begins that was shown last."""
         self._stepped: list[bool] | None = None
         """Which parameters had a gradient in the steps that are in no update; None: there is no such step."""
+        self._last = -1
+        """The last step that was made."""
 
     @torch.no_grad()
     def show(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
@@ -167,6 +169,7 @@ class OwnStep(StoredHolder):
             with torch.no_grad():
                 torch._foreach_copy_(self._push.room(), self._values)
         self._stepping.step(self._values)
+        self._last = self.context.link.step
         for number, parameter in enumerate(self.context.parameters):
             self._stepped[number] |= parameter.grad is not None
         if self._at_once:
@@ -189,5 +192,5 @@ class OwnStep(StoredHolder):
         if there:  # else the script has discarded all of its gradients
             with torch.no_grad():
                 torch._foreach_sub_([update for update, _ in there], [value for _, value in there])
-        self._push.made(moved)
+        self._push.made(moved, self._last)
         return True

@@ -1,0 +1,81 @@
+"""What makes pushes smaller: the contract that every codec keeps, and which ones there are.
+
+One file for each codec, or for two of a kind. The registry reads this folder, so a file alone adds a codec.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+from paceline.core.choice import Choice, check_parameters, configured, declared, nearest, parameter, typed
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:  # a codec is chosen before torch is imported
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """Encodes float32 values into as many bytes as their number says. Its fields are its parameters.
+
+    It is deterministic, as a replay has to come to the same bits. Values among which is a NaN or an infinity decode to
+    some that have one, so the store finds it.
+    """
+
+    name: ClassVar[str]
+    """As on the command line."""
+
+    feedback: bool = parameter(True, "whether what encoding a push has lost is added to the next one")
+
+    def __post_init__(self) -> None:
+        check_parameters(self.name, self)
+
+    def size(self, count: int) -> int:
+        """Bytes that so many values take."""
+        raise NotImplementedError
+
+    def encode(self, values: Tensor, into: Tensor) -> None:
+        """Encode float32[count] into uint8[size(count)], which begins at a multiple of 64 bytes."""
+        raise NotImplementedError
+
+    def decode(self, encoded: Tensor, into: Tensor) -> None:
+        """Decode uint8[size(count)] into float32[count]."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        usual = declared(type(self))
+        return typed(self.name, {key: one for key, one in asdict(self).items() if one != usual[key].default})
+
+
+@cache
+def registry() -> dict[str, type[Codec]]:
+    """Every codec's class, by its name on the command line, in alphabetical order."""
+    modules = (importlib.import_module(f"{__name__}.{entry.name}") for entry in pkgutil.iter_modules(__path__))
+    every = (codec for module in modules for codec in module.CODECS)
+    return {codec.name: codec for codec in sorted(every, key=lambda codec: codec.name)}
+
+
+def codec_of(text: str) -> Codec:
+    """Return the codec that `text` writes. Raises ConfigError, in one line, for any mistake.
+
+    >>> str(codec_of("int8:block=256"))
+    'int8'
+    """
+    name, colon, settings = text.partition(":")
+    if name not in (known := registry()):
+        raise ConfigError(f'unknown codec "{name}"{nearest(name, known)}; known: {", ".join(known)}')
+    return configured(name, known[name], settings.split(",") if colon else [])
+
+
+def check_codec(codec: Codec | None, choice: Choice) -> None:
+    """Raise ConfigError, in one line, if this codec can't encode what workers exchange under that protocol."""
+    for one in choice.parts or (choice,):
+        if codec is not None and one.spec.state == "replicas":
+            raise ConfigError(
+                f"--compress is {codec}, and {one.spec.name} averages between workers, where nothing is encoded yet: "
+                "leave it out, or name a protocol with a store, such as bsp or diloco"
+            )

@@ -1,0 +1,60 @@
+"""bf16 and fp16: half of each value's bits. Torch's own conversion rounds half to even."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from paceline.codecs import Codec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cast(Codec):
+    def size(self, count: int) -> int:
+        """See `Codec`."""
+        return 2 * count
+
+    def encode(self, values: Tensor, into: Tensor) -> None:
+        """See `Codec`."""
+        into.view(self._dtype).copy_(values)
+
+    def decode(self, encoded: Tensor, into: Tensor) -> None:
+        """See `Codec`."""
+        into.copy_(encoded.view(self._dtype))
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BFloat16(_Cast):
+    """float32's range, and 8 bits of its precision."""
+
+    name: ClassVar[str] = "bf16"
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Float16(_Cast):
+    """11 bits of precision, and no magnitude above 65,504."""
+
+    name: ClassVar[str] = "fp16"
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.float16
+
+
+CODECS = (BFloat16, Float16)

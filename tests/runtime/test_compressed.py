@@ -1,0 +1,79 @@
+"""Runs that encode what workers push."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.runs import Run, ended, resume, run
+from support.scripts import script
+from support.sound import same_bits, sound
+
+pytestmark = pytest.mark.real_run
+
+TRAINS = script("""
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.BatchNorm1d(50), nn.Linear(50, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+data = TensorDataset(torch.randn(200, 40), torch.randint(0, 2, (200,)))
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in paceline.epochs(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+""")
+ONE_HOST = ("-n", "4", "--threads", "1")
+TWO_HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1")
+
+
+def goes_on(begun: Run, *flags: str) -> Run:
+    """The run, resumed to its end."""
+    return ended(resume(begun.folder, *flags))
+
+
+@pytest.mark.parametrize(
+    ("codec", "protocol", "share"),
+    [("bf16", "bsp", 0.52), ("int8", "diloco:every=3", 0.29), ("topk:density=0.1", "bsp", 0.23)],
+)
+def test_values_are_those_of_one_host_and_fewer_bytes_cross_links(
+    codec: str, protocol: str, share: float, tmp_path: Path
+) -> None:
+    """Hosts add up updates that are not encoded, so those of as many workers are what is compared."""
+    here, there = (
+        run(TRAINS, "-p", protocol, "--compress", codec, *spread, tmp_path=tmp_path).completed()
+        for spread in (ONE_HOST, TWO_HOSTS)
+    )
+    assert same_bits(here, there)
+    assert there.summary["compress"] == codec
+    ((of_one,),) = there.rows(
+        "SELECT sum(bytes) / count(DISTINCT worker || ' ' || number) FROM fetches WHERE kind = 'update'"
+    )
+    values = 4 * (40 * 50 + 50 + 100 + 100 + 2)
+    assert of_one < share * values + 1000, "and flags and buffers"
+    sound(there)
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "diloco:every=4"])
+def test_a_run_that_goes_on_has_the_bits_of_one_in_one_piece(protocol: str, tmp_path: Path) -> None:
+    """What encoding has lost is in its snapshots."""
+    flags = ("-p", protocol, "--compress", "topk:density=0.1", "-n", "2", "--threads", "1", "--checkpoint", "3")
+    whole = run(TRAINS, *flags, tmp_path=tmp_path).completed()
+    part = run(TRAINS, *flags, "--max-steps", "20", tmp_path=tmp_path)
+    resumed = goes_on(part).completed()
+    assert resumed.summary["steps"] == whole.summary["steps"] > 20
+    assert same_bits(whole, resumed)
+    sound(resumed)
+
+
+def test_an_update_that_is_dropped_while_its_worker_goes_on_is_as_if_it_had_not_been_pushed(tmp_path: Path) -> None:
+    """A replay drops it, too, so its bits say that the worker was told of that at the same step."""
+    dropped = run(TRAINS, "-p", "hsp:stale=discard", "--compress", "topk", *TWO_HOSTS, tmp_path=tmp_path).completed()
+    sound(dropped)
+
+
+def test_a_run_goes_on_with_the_codec_that_it_began_with(tmp_path: Path) -> None:
+    flags = ("--compress", "int8", "-n", "1", "--threads", "1", "--max-steps", "3")
+    began = run(TRAINS, *flags, tmp_path=tmp_path)
+    goes_on(began, "--compress", "bf16").refused("it was made with --compress int8; leave --compress out")
