@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import Run, ended, resume, run
+from support.runs import Run, resume, run
+from support.runs import ended as to_its_end
 from support.scripts import script
 from support.sound import same_bits, sound
 
@@ -30,7 +31,7 @@ TWO_HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1")
 
 def goes_on(begun: Run, *flags: str) -> Run:
     """The run, resumed to its end."""
-    return ended(resume(begun.folder, *flags))
+    return to_its_end(resume(begun.folder, *flags))
 
 
 @pytest.mark.parametrize(
@@ -69,8 +70,10 @@ def test_a_run_that_goes_on_has_the_bits_of_one_in_one_piece(protocol: str, tmp_
 
 def test_an_update_that_is_dropped_while_its_worker_goes_on_is_as_if_it_had_not_been_pushed(tmp_path: Path) -> None:
     """A replay drops it, too, so its bits say that the worker was told of that at the same step."""
-    dropped = run(TRAINS, "-p", "hsp:stale=discard", "--compress", "topk", *TWO_HOSTS, tmp_path=tmp_path).completed()
-    sound(dropped)
+    flags = ("-p", "hsp:idle=always,stale=discard", "--compress", "topk:density=0.1", *TWO_HOSTS)
+    ended = run(TRAINS, *flags, tmp_path=tmp_path).completed()
+    assert ended.rows("SELECT count(*) FROM orders WHERE kind = 'DropUpdate'") > [(0,)]
+    sound(ended)
 
 
 def test_a_run_goes_on_with_the_codec_that_it_began_with(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from paceline.codecs import Codec, check_codec, codec_of, registry
+from paceline.coordinator.snapshots import Snapshots
 from paceline.core.choice import choose
+from paceline.core.facts import GradientReady
 from paceline.core.shards import cut
 from paceline.errors import ConfigError
 from paceline.protocols import registry as protocols
@@ -167,6 +170,19 @@ def test_a_snapshot_has_it_without_the_pushes_that_no_version_has() -> None:
     assert [residual.as_of(step).item() for step in (-1, 0, 1, 2, 3)] == [0.0, 1.0, 11.0, 111.0, 111.0]
 
 
+def test_workers_are_told_which_of_their_steps_the_snapshot_s_version_has() -> None:
+    """A worker may have pushed another one by then, which the resumed run computes again."""
+    members = MagicMock()
+    settings = Mock(checkpoint=1, choice=choose("asp", protocols()))
+    taken = Snapshots(settings, Mock(), members, Mock(epoch=0), *(Mock() for _ in range(5)))
+    for worker, step in ((0, 4), (0, 5), (1, 2)):
+        taken.tell(GradientReady(worker=worker, step=step, version=0, samples=1, at=0.0))
+    taken.ordered(7, ((0, 4, 1.0),))
+    taken.ask([Mock(worker=worker) for worker in (0, 1)])
+    told = [call.args[1] for call in members.send.call_args_list]
+    assert [(order.step, order.applied) for order in told] == [(5, 4), (2, -1)]
+
+
 # --- from a worker to versions ----------------------------------------------------------------------
 
 
@@ -234,12 +250,12 @@ class Company:
 
 
 def gradients_of(workers: int, seed: int) -> list[list[Tensor | None]]:
-    """For each worker: of the last parameter only the first worker has one."""
+    """For each worker: of the last parameter only the first worker has one, but for the first time."""
     generator, model = torch.Generator().manual_seed(seed), Net()
     every: list[list[Tensor | None]] = []
     for worker in range(workers):
         own = [torch.randn(one.shape, generator=generator, dtype=one.dtype) for one in model.parameters()]
-        every.append([*own[:-1], own[-1] if worker == 0 else None])
+        every.append([*own[:-1], own[-1] if worker == 0 or seed == 0 else None])
     return every
 
 
@@ -278,10 +294,9 @@ def test_hosts_that_each_decode_their_range_make_the_bits_of_one_that_decodes_al
 
 @pytest.mark.parametrize("clip", [Clip(0.1, None), Clip(None, 0.01)])
 def test_what_is_clipped_is_the_mean_of_what_is_decoded(clip: Clip) -> None:
-    company, model = Company("int8", 1, clip=clip), Net()
-    (own,) = gradients_of(1, 0)
-    versions = company.round([own])
-    plain = Company("int8", 1).round([own])
+    company, model, every = Company("int8", clip=clip), Net(), gradients_of(2, 0)
+    versions = company.round(every)
+    plain = Company("int8").round(every)
     start = [value.detach() for value in model.parameters()]
     for parameter, begun, after in zip(model.parameters(), start, plain, strict=True):
         parameter.grad = (begun - after) / 0.5
