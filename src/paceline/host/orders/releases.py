@@ -62,8 +62,10 @@ class Releases:
         seat = self._seats[worker]
         if not seat.trains:  # the machine is about to hear that the worker has left
             return
-        seat.step = order.step
+        seat.step, seat.last = order.step, order.last
         self._unsent.setdefault(worker, [])
+        if self._steps is None:
+            self._pushes.released(order)
         if order.parameters == "own":
             if self._steps is None:
                 self._go_on(order)
@@ -134,9 +136,7 @@ class Releases:
 
     def _go_on(self, order: Release) -> None:
         """Let the worker make a further step of its own parameters."""
-        area = self._pushes.goes_on(order.worker, order.step)
-        assert area is not None  # the step before has its place until this one is computed
-        self._tell(order, -1, area, [])
+        self._tell(order, -1, self._pushes.begun(order.worker, order.step - 1), [])
 
     def _compute(self, order: Release, item: Item, lacking: list[tuple[int, float]], *, took: bool = False) -> None:
         """`took`: whether the worker has just taken the item, a version."""
@@ -153,8 +153,9 @@ class Releases:
         self, order: Release, place: int, area: int, lacking: list[tuple[int, float]], *, took: bool = False
     ) -> None:
         self._report((ComputesTaken if took else Computes)(order.worker))
-        self._send(
-            order.worker, messages.worker.Compute(order.step, order.version, place, area, lacking, order.progress)
+        compute = messages.worker.Compute(
+            order.step, order.version, place, area, lacking, order.progress, order.steps, order.pace
         )
+        self._send(order.worker, compute)
         for do in self._unsent.pop(order.worker, ()):
             do()

@@ -178,6 +178,8 @@ class LeaseWanted(Message):
     """The digest of all these blocks."""
     ahead: Count = 0
     """Batches that the worker has been leased and has not begun with."""
+    most: Count = 1
+    """How many it has a use for without another word of the run."""
     begins: tuple[Count, Count] | None = None
     """The batch that it begins with meanwhile, if that was leased ahead of use."""
 
@@ -238,6 +240,8 @@ class Declined(Message):
     """The script is done with the epochs before this one."""
     paused: bool = False
     """Whether the worker only waits for the others, as `Pause` has told it to, and goes on after that."""
+    revoked: bool = False
+    """Whether it goes on with its next release, as `Revoke` has told it to. `paused` is true as well."""
 
 
 class EpochsOver(Message):
@@ -539,6 +543,15 @@ class Compute(Message):
     """(push area, scale) of updates that this worker pushed and the version lacks. The worker subtracts them itself."""
     progress: Count = 0
     """Batches that the run had used as the step was released: applied, skipped or missed."""
+    steps: Count = 1
+    """How many steps it may make from this one on. It goes on to each further one with its own parameters as they are,
+    unless `Revoke` comes."""
+    pace: Count = 0
+    """How many further batches count as used by then, for each batch of its own."""
+
+
+class Revoke(Message):
+    """Make no further step before the next `Compute`. `Declined` with `revoked` answers this, if there was one left."""
 
 
 class MakeUpdate(Message):
@@ -609,6 +622,8 @@ class Leased(Message):
     """Whether another worker may be given it until you begin with it."""
     begun: bool = True
     """Whether the batch that you begin with is still yours."""
+    along: list[int] = msgspec.field(default_factory=list)
+    """The indices of further batches of that epoch that are yours, too."""
 
 
 class EpochOver(Message):
@@ -702,6 +717,7 @@ ToWorker = (
     | Begin
     | Arrives
     | Compute
+    | Revoke
     | MakeUpdate
     | MakeStep
     | Keep
