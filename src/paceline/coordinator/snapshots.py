@@ -156,7 +156,8 @@ class Snapshots:
             if worker in self._next_steps and worker not in self._asked and worker not in self._new:
                 epoch = self._data.epoch if epoch is None else epoch
                 self._asked[worker] = None
-                self._members.send(member, messages.worker.Keep(self._number, self._next_steps[worker] - 1, epoch))
+                step, used = self._next_steps[worker] - 1, self._data.batches
+                self._members.send(member, messages.worker.Keep(self._number, step, epoch, used))
 
     def go_on(self) -> None:
         """The orders of a fact are carried out: take the snapshot if it is due."""

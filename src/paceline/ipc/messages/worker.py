@@ -577,6 +577,8 @@ class Keep(Message):
     step: int
     epoch: int
     """The first epoch that has batches left then. Before it, the script does what it does once in each epoch."""
+    used: Count = 0
+    """Batches that the run has used by then: if it is stopped, the script's last call of a scheduler follows these."""
 
 
 class PlateauMetrics(Message):
