@@ -220,6 +220,15 @@ def test_what_is_set_aside_for_a_worker_stays_with_it(dealing: Dealing) -> None:
     assert not leases.may_get_more(1)
 
 
+@pytest.mark.parametrize(("dealing", "along"), [("rounds", [3, 5]), ("static", [3, 5]), ("queue", [])])
+def test_only_what_is_set_aside_for_a_worker_comes_along_with_a_batch(dealing: Dealing, along: list[int]) -> None:
+    leases = opened(dealing, 2, 8, 8)
+    if dealing != "queue":
+        assert take(leases, 1, 0).index == 1
+    assert [batch.index for batch in leases.take_along(1, 0, 2)] == along
+    assert len(leases.take_along(1, 0, 9)) == (0 if dealing == "queue" else 1), "and of no other epoch"
+
+
 def test_a_batch_that_comes_back_to_a_worker_that_had_lost_it_is_used_once() -> None:
     leases = opened("queue", 3, 3)
     first = Loader(leases, 0, 3)

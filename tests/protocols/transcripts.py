@@ -47,7 +47,7 @@ TITLE, COMMENT, GIVEN = "== ", "# ", "    "
 FACTS = {
     name: getattr(tables, name)
     for name in (
-        *("began", "joined", "left", "ready", "declined", "paused", "resumed"),
+        *("began", "joined", "left", "ready", "declined", "paused", "revoked", "resumed"),
         *("arrived", "taken", "averaged", "failed", "copied"),
     )
 }
@@ -133,8 +133,9 @@ def said(order: Order, *, replicas: bool) -> str:
     """The order in words. `replicas`: whether each worker owns one."""
     match order:
         case Release(worker=worker, step=step, parameters="own"):
-            own = "replica, version" if replicas else "parameters, since version"
-            return f"worker {worker} computes step {step} on its own {own} {order.version}"
+            return f"worker {worker} computes step {step} on its own replica, version {order.version}"
+        case Release(worker=worker, step=step, version=version, steps=steps) if steps > 1:
+            return f"worker {worker} computes steps {step} to {order.last} by itself, from version {version} on"
         case Release(worker=worker, step=step, version=version, parameters=how):
             return f"worker {worker} computes step {step} on version {version}{'' if how == 'pull' else f', {how}'}"
         case Hold(worker=worker):

@@ -143,11 +143,11 @@ class Rounds(Twin):
     def answers(self, fact: Fact) -> list[Order]:
         match fact:
             case TrainingBegan(members=members, version=version):
-                return [Release(worker=worker, step=step, version=version) for worker, _, step in members]
-            case GradientReady(worker=worker, step=step) if len(self.own(worker)) < self.every:
-                return [Release(worker=worker, step=step + 1, version=self.newest(), parameters="own")]
+                return [
+                    Release(worker=worker, step=step, version=version, steps=self.every) for worker, _, step in members
+                ]
             case GradientReady(worker=worker):
-                return [self.push(worker)]
+                return [self.push(worker)] if len(self.own(worker)) == self.every else []
             case StepDeclined(worker=worker) if self.own(worker):
                 return [self.push(worker)]
             case WorkerLeft(worker=worker):
@@ -162,11 +162,7 @@ class Rounds(Twin):
     def since_pull(self, worker: int) -> list[Fact | Order]:
         """All about the worker since it was last released by a pull, or came."""
         mine = [one for one in self.log if getattr(one, "worker", None) == worker]
-        begins = [
-            place
-            for place, one in enumerate(mine)
-            if isinstance(one, WorkerJoined) or (isinstance(one, Release) and one.parameters == "pull")
-        ]
+        begins = [place for place, one in enumerate(mine) if isinstance(one, WorkerJoined | Release)]
         return mine[begins[-1] :] if begins else []
 
     def own(self, worker: int) -> list[GradientReady]:
@@ -235,7 +231,7 @@ class Rounds(Twin):
             contributions = tuple((worker, step, weights[worker, step] / total) for worker, step in came)
             orders.append(ApplyUpdate(version=version, contributions=contributions))
         return orders + [
-            Release(worker=worker, step=self.last(worker) + 1, version=version)
+            Release(worker=worker, step=self.last(worker) + 1, version=version, steps=self.every)
             for worker in self.here()
             if self.waits(worker)
         ]
@@ -243,8 +239,8 @@ class Rounds(Twin):
     def last(self, worker: int) -> int:
         """Its last step, or the one before its first."""
         of = [one for one in self.log if getattr(one, "worker", None) == worker]
-        steps = [one.step - isinstance(one, WorkerJoined) for one in of if isinstance(one, Release | WorkerJoined)]
-        return steps[-1]
+        numbered = (Release, WorkerJoined, GradientReady, StepDeclined)
+        return max(one.step - isinstance(one, WorkerJoined) for one in of if isinstance(one, numbered))
 
 
 @dataclass

@@ -14,11 +14,17 @@ from paceline.coordinator.member import Member
 from paceline.coordinator.run_policy import Answer, Prescribed, PrescribedLeases, RunPolicy
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ReplicaCopied, StepDeclined, WorkerLeft
-from paceline.core.leases import Batch
+from paceline.core.leases import Batch, Leases
 from paceline.core.orders import Order, Release
 from paceline.errors import RunFailed
 from paceline.host.contract import Updates
 from paceline.protocols import registry
+
+
+def test_a_prescribed_book_goes_on_with_what_was_used_before() -> None:
+    """Else a schedule would begin anew in the replay of a resumed run."""
+    goes_on = PrescribedLeases.of(Leases("rounds", [0, 1], skipped=1, missed=2, used_up=3), {})
+    assert (goes_on.skipped, goes_on.missed, goes_on.used_up) == (1, 2, 3)
 
 
 @pytest.mark.parametrize("early", [False, True])

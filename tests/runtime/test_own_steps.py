@@ -30,15 +30,22 @@ if sys.argv[1] == "finishes":
 
 GOES_ON = script("""
 torch.manual_seed(0)
-model = nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
 data = TensorDataset(torch.randn(200, 4), torch.randint(0, 2, (200,)))
-model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=8))
+loader = DataLoader(data, batch_size=8)
+model, optimizer, loader, scheduler = paceline.prepare(model, optimizer, loader, scheduler)
 for epoch in range(12):
-    for x, y in loader:
+    for number, (x, y) in enumerate(loader):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
+        if sys.argv[1:] == ["skips"] and number == 5:
+            continue
         optimizer.step()
+        scheduler.step()
+        if sys.argv[1:] == ["stops"] and paceline.worker() == 0 and number == 6:
+            paceline.stop("enough")
 """)
 
 
@@ -74,4 +81,29 @@ def test_a_worker_that_comes_back_takes_part_from_the_next_round_on(tmp_path: Pa
     ended = run(GOES_ON, *flags, tmp_path=tmp_path).completed()
     assert ended.summary["samples"] == 12 * 200
     assert ended.summary["per_worker"][1]["steps"] > 4, "the first round's, and those since it is back"
+    sound(ended)
+
+
+def test_own_steps_of_a_round_wait_for_no_word_of_the_run(tmp_path: Path) -> None:
+    """Nor do their batches. Each worker has 150 of these, and skips one in each of 12 epochs: 28 rounds of 5 steps."""
+    flags = ("-p", "local-sgd:every=5", "--emulate-hosts", "2", "-n", "1", "--threads", "1")
+    ended = run(GOES_ON, *flags, args=["skips"], tmp_path=tmp_path).completed()
+    assert (ended.summary["steps"], ended.summary["versions"]) == (2 * 138, 28)
+    releases = "SELECT worker, count(*) FROM orders WHERE kind = 'Release' GROUP BY worker"
+    assert dict(ended.rows(releases)) == {0: 28, 1: 28}
+    answers = dict(ended.rows("SELECT worker, count(*) FROM leases WHERE during >= 0 GROUP BY worker"))
+    assert max(answers.values()) <= 28 + 3 * 12, "one for each round, and some as an epoch ends or a batch is skipped"
+    sound(ended)
+
+
+def test_a_run_that_is_stopped_in_a_long_round_keeps_what_was_done_of_it(tmp_path: Path) -> None:
+    """The round ends before its last step: the last version and the last snapshot have all steps that were made."""
+    (tmp_path / "slow.toml").write_text('[cluster]\ncompute = "30ms"\n')
+    flags = ("-p", "local-sgd:every=10000", "-n", "2", "--threads", "1", "--scenario", str(tmp_path / "slow.toml"))
+    ended = run(GOES_ON, *flags, args=["stops"], tmp_path=tmp_path).completed()
+    ready = ended.rows("SELECT count(*) FROM facts WHERE kind = 'GradientReady'")
+    assert [(ended.summary["steps"],)] == ready
+    assert ended.summary["versions"] == 1
+    revoked = ended.rows("SELECT count(*) FROM facts WHERE json_extract(body, '$.revoked')")
+    assert revoked == [(2,)]
     sound(ended)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,22 @@ while not paceline.resumed() and paceline.worker() != 1 and step == 4 and not os
 """
 
 
-def test_bsp_interrupted_in_a_round_and_resumed_ends_on_the_bits_of_a_run_that_was_not(launch: Launch) -> None:
+def that_follows(inside: str = "") -> str:
+    """The script with a scheduler that follows the run, and is called after each step."""
+    text = that_resumes(inside, keep="").replace("StepLR(optimizer, 1, 0.5)", "ExponentialLR(optimizer, 0.95)")
+    text = text.replace("loader = paceline.prepare(model, optimizer, loader,", "LOADER, scheduler,")
+    text = text.replace("LOADER,", "loader, scheduler = paceline.prepare(model, optimizer, loader,")
+    return text.replace("    scheduler.step()", "").replace("step += 1", "step += 1; scheduler.step()")
+
+
+@pytest.mark.parametrize("text", [that_resumes, that_follows])
+def test_bsp_interrupted_in_a_round_and_resumed_ends_on_the_bits_of_a_run_that_was_not(
+    text: Callable[..., str], launch: Launch
+) -> None:
     """Some updates of the round have arrived by then. What is made of these alone is not in the last snapshot."""
     flags = ("-n", "3", "-p", "bsp", "--threads", "1")
-    whole_run = launch.run(that_resumes(), *flags).completed()
-    stopped = launch.run(that_resumes(INTERRUPTED), *flags)
+    whole_run = launch.run(text(), *flags).completed()
+    stopped = launch.run(text(INTERRUPTED), *flags)
     assert stopped.code == 130, stopped.err
     resumed = launch.resume(stopped.folder).completed()
     assert resumed.summary["samples"] == SAMPLES

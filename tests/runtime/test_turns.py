@@ -24,6 +24,8 @@ FINISHED = w.StepFinished(
 FORK = w.ForkStore(9, 2, 0, outer=None, begin=0, end=0)
 BEGIN = w.Begin(slots=9, areas=2, state="store", local_steps=False, pushes="gradient")
 COMPUTE = w.Compute(step=5, version=3, slot=1, area=0, ahead=[])
+ROUND = w.Compute(step=5, version=3, slot=1, area=0, ahead=[], steps=2)
+REVOKED = w.Declined(paused=True, revoked=True)
 STOP = w.StopTraining(at_once=False)
 DRAWN = w.OrderDrawn(epoch=1, block=2, digest="", order=[[1]], last=True, samples=1)
 ADOPTS, WROTE = w.AdoptionWanted("digest"), w.AdoptionWritten()
@@ -38,6 +40,8 @@ def finished(**changes: Any) -> w.StepFinished:
 
 PROPER: dict[str, Course] = {
     "steps that it was told to compute": [*STARTED, FINISHED, [COMPUTE], FINISHED],
+    "all steps of its round": [*STARTED, [ROUND], FINISHED, finished(step=6)],
+    "that its round was ended": [*STARTED, [ROUND, w.Revoke()], FINISHED, REVOKED],
     "a step after it was stopped": [*STARTED, [STOP], FINISHED],
     "a step without a loader": [UNLOADED, [BEGIN, COMPUTE], finished(batches=None)],
     "other rates and momenta": [*STARTED, finished(scalars=[{"lr": 1, "momentum": 0.5}, {"lr": 2, "momentum": None}])],
@@ -69,6 +73,11 @@ PROPER: dict[str, Course] = {
 STRANGE: dict[str, Course] = {
     "a step that was never released": [*STARTED, finished(step=6)],
     "a step on a structure that nobody has told": [*STARTED, EDITS, FINISHED],
+    "a step more than its round has": [*STARTED, [ROUND], FINISHED, finished(step=6), finished(step=7)],
+    "that its round was ended, which it was not": [*STARTED, [ROUND], FINISHED, REVOKED],
+    "that its round was ended, when it was over": [*STARTED, [ROUND, w.Revoke()], FINISHED, finished(step=6), REVOKED],
+    "that its round was ended, in the next one": [*STARTED, [ROUND, w.Revoke(), ROUND], FINISHED, REVOKED],
+    "a step of a round that was ended": [*STARTED, [ROUND, w.Revoke()], REVOKED, FINISHED],
     "a step on another version": [*STARTED, finished(version=2)],
     "a step twice": [*STARTED, FINISHED, FINISHED],
     "a step before the start": [OFFERED, FINISHED],

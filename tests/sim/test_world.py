@@ -23,15 +23,18 @@ from paceline.core.facts import (
     ReduceFailed,
     ReduceFinished,
     ReplicaCopied,
+    StepDeclined,
     TrainingBegan,
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.core.local_rounds import LocalRounds
 from paceline.core.orders import (
     ApplyUpdate,
     CopyReplica,
     DropUpdate,
+    EndRound,
     Order,
     Reduce,
     Release,
@@ -93,6 +96,30 @@ def test_a_round_of_bsp_is_one_step_and_n_transfers_each_way(n: int, latency: fl
     assert steps_of(summary) == [6] * n
     assert {row["compute_seconds"] for row in summary["per_worker"]} == {12.0}
     assert {row["wait_seconds"] for row in summary["per_worker"]} == {0.0}
+
+
+class EndsRounds(LocalRounds):
+    """Ends each worker's round after two steps."""
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        orders = super().handle(fact)
+        if isinstance(fact, GradientReady) and self.open[fact.worker].steps == 2:
+            return (*orders, EndRound(worker=fact.worker, why=("round-ends", 2)))
+        return orders
+
+
+@pytest.mark.parametrize(("every", "ended"), [(2, 0), (5, 1)])
+def test_a_round_that_is_ended_has_the_steps_that_were_made(every: int, ended: int, tmp_path: Path) -> None:
+    """Its steps take no time of the link. Where the worker has made all of them by then, nothing comes of that."""
+    choice = choose(f"local-sgd:every={every}", registry())
+    choice = replace(choice, spec=replace(choice.spec, machine=EndsRounds))
+    scenario = Scenario(compute=1.0, network=Network(bandwidth=B, latency=0.25, message=50))
+    summary = simulate(simulation(choice, scenario, 2, versions=3), folder=tmp_path / "run")
+    assert summary["wall_seconds"] == pytest.approx(3 * (2 * 1.0 + 2 * (2 * 0.5 + 0.25)))
+    assert steps_of(summary) == [6, 6]
+    facts = [fact for fact, _ in read_facts(tmp_path / "run" / "ledger.sqlite")]
+    revoked = [fact for fact in facts if isinstance(fact, StepDeclined) and fact.revoked]
+    assert [fact.worker for fact in revoked] == [0, 1] * 3 * ended
 
 
 def test_a_round_of_bsp_takes_what_its_slowest_step_takes() -> None:

@@ -58,6 +58,10 @@ def paused(worker: int, step: int, at: float = 0.0) -> StepDeclined:
     return StepDeclined(worker=worker, step=step, at=at, paused=True)
 
 
+def revoked(worker: int, step: int, at: float = 0.0) -> StepDeclined:
+    return StepDeclined(worker=worker, step=step, at=at, paused=True, revoked=True)
+
+
 def resumed(worker: int, at: float = 0.0) -> WorkerResumed:
     return WorkerResumed(worker=worker, at=at)
 

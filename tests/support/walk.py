@@ -87,6 +87,8 @@ class Pushing(Job):
     """An earlier step, whose push goes on beside this one's computation."""
     kept: int | None = None
     """An earlier step, whose gradient waits for its push beside this one's computation."""
+    last: int = -1
+    """The last step that its release permits."""
     since: int | None = None
     """The first own step that goes into an update with later ones, until that is pushed."""
     pulling: int | None = None
@@ -386,8 +388,12 @@ class World:
                 self.departures -= reason == "died"
                 self.gone[worker] = self.jobs.pop(worker).step
             case GradientReady(worker=worker, step=step):
-                self.jobs[worker].phase = "ready"
+                job = self.jobs[worker]
+                job.phase = "ready"
                 self.unsettled[worker, step] = False
+                if isinstance(job, Pushing) and step < job.last:
+                    job.since = step if job.since is None else job.since
+                    job.step, job.phase = step + 1, "released"
             case UpdateArrived(worker=worker, step=step):
                 job = self.jobs[worker]
                 if job.pushing is not None:
@@ -420,15 +426,9 @@ class World:
                 self._start(order, job, step)
                 self._expect_room(order, worker)
                 self._pull(order, job, version)
-                job.version, job.waits = version, True
+                job.version, job.waits, job.last = version, True, order.last
                 if not self.pulls:
                     job.holds, job.pulling, job.waits = version, None, False
-            case Release(worker=worker, step=step, version=version, parameters="own"):
-                job = self._live(order, worker, "ready")
-                if version != job.version:
-                    raise Broken(f"its own steps are on version {job.version}: {order}")
-                job.since = job.step if job.since is None else job.since
-                self._start(order, job, step)
             case Release(worker=worker, step=step, version=version, parameters=parameters):
                 job = self._live(
                     order, worker, "idle", "arrived", "pushing", *(["ready"] if parameters == "held" else [])

@@ -192,7 +192,9 @@ class OneWorker:
         snapshot.packing, snapshot.after = packing, kept.step
         assert kept.epoch == snapshot.epoch
 
-    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Leased | EpochOver:
+    def lease(
+        self, epoch: int, orders: Orders, ahead: int = 0, most: int = 1, begins: Batch | None = None
+    ) -> Leased | EpochOver:
         self.asked.append(epoch)
         assert len(orders.block(epoch, 0).order) == BATCHES
         index = self.leased.get(epoch, 0)

@@ -75,13 +75,13 @@ class Agreeing:
         if self._members[worker].trains and (line := self._book.goes_on(worker, epoch)):
             self._output.say(line)
 
-    def paused(self, member: Member) -> None:
-        """The worker has declined the step that it was released for."""
-        if member.step is None or member.worker not in self._pausing:
+    def paused(self, member: Member, *, revoked: bool = False) -> None:
+        """The worker has declined the step that it was released for. `revoked`: its round was ended, and it goes on."""
+        if member.step is None or not (revoked or member.worker in self._pausing):
             return
         worker, step, member.step = member.worker, member.step, None
         self._cluster.carry_out(DropUpdate(worker=worker, step=step, samples="return"), self._clock.moment())
-        self._report(StepDeclined(worker=worker, step=step, at=self._clock.at(), paused=True))
+        self._report(StepDeclined(worker=worker, step=step, at=self._clock.at(), paused=True, revoked=revoked))
         self._pausing[worker] = True
         if worker not in self._waiting:  # it has its answer by now
             self._go_on_with(worker)

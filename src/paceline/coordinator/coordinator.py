@@ -21,6 +21,7 @@ from paceline.core.orders import (
     ApplyUpdate,
     CopyReplica,
     DropUpdate,
+    EndRound,
     Hold,
     LeaveOut,
     Order,
@@ -107,14 +108,15 @@ class Coordinator:
                 run_state.snapshots.before_release()
                 run_state.joining.released(order)
                 run_state.agreeing.released(worker)
-                self._tell_decisions(worker)
+                if order.parameters != "own" or run_state.data.owned:  # in a round it hears nothing new
+                    self._tell_decisions(worker)
                 if order.parameters == "own" and run_state.data.owned:
                     run_state.versions.counts(worker)  # a joiner has no replica if no other worker is left
-                member = run_state.members[worker]
+                member, steps = run_state.members[worker], 1 if run_state.policy.directed else order.steps
                 if member.trains:
-                    member.step, member.ordered_at = step, at
-                run_state.cluster.carry_out(order.at(run_state.data.progress(order)), at)
-            case StartPull() | StartPush() | AdjustTraining():
+                    member.step, member.last, member.ordered_at = step, step + steps - 1, at
+                run_state.cluster.carry_out(order.at(*run_state.data.progress(order), steps), at)
+            case StartPull() | StartPush() | AdjustTraining() | EndRound():
                 if isinstance(order, StartPush):
                     run_state.data.pushed(order)
                 run_state.cluster.carry_out(order, at)
@@ -284,8 +286,8 @@ class Coordinator:
                 if not_finite is not None:
                     what = f'the parameter "{not_finite}" is NaN or infinite after step {step} of worker {worker}'
                     run_state.shutdown.diverge(what)
-            case messages.worker.Declined(paused=True):
-                run_state.agreeing.paused(member)
+            case messages.worker.Declined(paused=True, revoked=revoked):
+                run_state.agreeing.paused(member, revoked=revoked)
             case messages.worker.Declined(epoch=epoch):
                 self._declined(member, epoch)
             case messages.worker.Agrees():
@@ -352,8 +354,10 @@ class Coordinator:
         run_state.agreeing.goes_on(worker, done.batches or ())  # a lease alone may be for a look at the data
         samples = run_state.data.used(worker, done)
         run_state.timing.pushed(worker, done.step, member.scalars, samples)
-        member.step = None
         at = run_state.clock.at()
+        member.step = None
+        if done.step < member.last:  # it goes on by itself
+            member.step, member.ordered_at, member.released_at = done.step + 1, at, at
         fact = GradientReady(
             worker=worker, step=done.step, version=done.version, samples=samples, weight=done.weight, at=at
         )

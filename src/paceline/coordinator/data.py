@@ -40,6 +40,8 @@ class TrainingData:
     """Steps in replicas, also those that were lost with one since."""
     _own: Counter[int] = field(default_factory=Counter)
     """By worker: batches in its steps since it last took a version."""
+    _round: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By worker in a round of own steps: batches that the run had used as it began, and workers that trained."""
     _anew: set[int] = field(default_factory=set)
     """Epochs that are opened with another order than before the run was resumed."""
     _untold: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
@@ -84,7 +86,11 @@ class TrainingData:
             if was_taken := batch not in leases.held.get(worker, {}):  # as in the recorded run
                 self._journal.ledger.taken(worker, (batch.epoch, batch.index))
             ahead = was_taken or batch in leases.ahead.get(worker, {})
-            self._members.send(member, messages.worker.Leased(batch.epoch, batch.index, ahead, begun))
+            along = [] if was_taken else leases.take_along(worker, wanted.epoch, wanted.most - 1)
+            for one in along:
+                self._journal.ledger.leased(worker, wanted.epoch, (one.epoch, one.index), along=True)
+            indices = [one.index for one in along]
+            self._members.send(member, messages.worker.Leased(batch.epoch, batch.index, ahead, begun, indices))
             return
         for_now = leases.may_get_more(wanted.ahead)
         self._journal.ledger.leased(worker, wanted.epoch, None, for_now)
@@ -238,23 +244,27 @@ class TrainingData:
         """The epoch that a run goes on in which has all that the machine was told. See `Leases.epoch`."""
         return self.leases.epoch(self._in_replicas, self._unskipped)
 
-    def progress(self, order: Release) -> int:
-        """Batches that the run has used, as the worker of this order is to see it.
+    def progress(self, order: Release) -> tuple[int, int]:
+        """Batches that the run has used, as the worker of this order is to see it, and how many more with each of its.
 
         In a round of own steps it sees those as of the round's beginning, and for each of its own since, one of every
         worker. So a schedule goes on in a round as it does between rounds.
         """
-        if order.parameters != "own" or self.owned:
-            self._own.pop(order.worker, None)
-            return self.batches
-        return self.batches + self._own[order.worker] * sum(member.trains for member in self._members.values())
+        if self.owned or (order.parameters != "own" and order.steps == 1):
+            return self.batches, 0
+        worker = order.worker
+        if order.parameters != "own":
+            self._own[worker] = 0
+            self._round[worker] = self.batches, sum(member.trains for member in self._members.values())
+        used, pace = self._round[worker]
+        return used + self._own[worker] * pace, pace
 
     @property
     def batches(self) -> int:
-        """Batches that are in the model, or that no step will use."""
+        """Batches that are in the model, or that no step will use, by what the machine was told."""
         bound = self.leases.bound
         unshared = sum(len(bound.get((worker, step), ())) for worker, step in self._in_replicas)
-        return self.leases.used_up + unshared
+        return self.leases.used_up + unshared - sum(map(len, self._untold.values()))
 
     @property
     def replicas(self) -> list[int]:

@@ -76,6 +76,8 @@ class Drain:
         asked, self._asked = self._asked, {}
         for host in asked:
             self._drains[host] = _Drain({member.worker: member.step for member in self._of(host)})
+            for member in self._of(host):
+                self._cluster.end_round(member.worker)
             self._loop.after(self._seconds, partial(self._end_late, host))
         for host, drain in list(self._drains.items()):
             if not drain.moves:

@@ -224,7 +224,7 @@ class Joining:
     def released(self, order: Release) -> None:
         """The order is about to be carried out. A joiner that was given no replica begins with the recorded mean."""
         worker = order.worker
-        self._next_steps[worker] = max(self._next_steps.get(worker, 0), order.step + 1)
+        self._next_steps[worker] = max(self._next_steps.get(worker, 0), order.last + 1)
         if worker not in self._without or order.parameters != "own" or not self._data.owned:
             return
         if worker in self._members.absent():  # it has left since: the machine is about to hear that

@@ -43,7 +43,9 @@ class Member(Standing):
     """Why it waits since `since`: a reason of the protocol, or one of `WAITS`. None while it does not."""
     since: float = field(init=False)
     step: int | None = None
-    """The step that it was last released for, until its gradient is ready."""
+    """The step that it was released for, until its gradient is ready."""
+    last: int = -1
+    """The last step that it was released for."""
     ordered_at: float = 0.0
     """When it was released for that, in seconds since the run's start."""
     transfers: list[tuple[str, float, float]] = field(default_factory=list)

@@ -25,6 +25,8 @@ class Answer(NamedTuple):
     """Whether another worker was given it before this one began with it."""
     for_now: bool = False
     """Whether it gets nothing, and is to ask again."""
+    along: bool = False
+    """Whether it comes along with the batch before."""
 
 
 Prescribed = dict[int, deque[Answer | None]]
@@ -52,6 +54,7 @@ class PrescribedLeases(Leases):
             epochs=book.epochs,
             skipped=book.skipped,
             missed=book.missed,
+            used_up=book.used_up,
             dealt=book.dealt,
             scattered=book.scattered,
             begun_before=book.begun_before,
@@ -88,6 +91,15 @@ class PrescribedLeases(Leases):
             return self._lease(worker, answer.batch)
         self.taken.setdefault(worker, Counter())[answer.batch] += 1
         return answer.batch
+
+    def take_along(self, worker: int, epoch: int, most: int) -> list[Batch]:
+        """See `Leases`. It is prescribed, too."""
+        along, answers = list[Batch](), self.prescribed[worker]
+        while answers and (answer := answers[0]) is not None and answer.along and self.undrawn(worker, epoch) is None:
+            assert answer.batch is not None
+            along.append(self._lease(worker, answer.batch))
+            answers.popleft()
+        return along
 
     def take_over(self, worker: int, epoch: int, ahead: int = 0) -> tuple[int, Batch] | None:
         """See `Leases`. It is prescribed, too."""
@@ -146,7 +158,9 @@ class RunPolicy:
     admitted: dict[tuple[int, int], int] = field(default_factory=dict)
     """By worker and which of its joins: the epoch in which its script went on."""
     paused: frozenset[tuple[int, int]] = frozenset()
-    """(worker, step) that workers declined as they waited in `agree`."""
+    """(worker, step) that workers declined as they waited in `agree`, or as in `revoked`."""
+    revoked: frozenset[tuple[int, int]] = frozenset()
+    """(worker, step) before which a round of own steps was ended."""
     agreed: dict[int, deque[Value]] = field(default_factory=dict)
     """By worker: what its calls of `agree` came to, one after the other."""
     leaving: dict[int, deque[str]] = field(default_factory=dict)

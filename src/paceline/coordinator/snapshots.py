@@ -159,8 +159,9 @@ class Snapshots:
             if worker in self._next_steps and worker not in self._asked and worker not in self._new:
                 epoch = self._data.epoch if epoch is None else epoch
                 self._asked[worker] = None
-                last, applied = self._next_steps[worker] - 1, self._applied.get(worker, -1)
-                self._members.send(member, messages.worker.Keep(self._number, last, epoch, applied))
+                step, used = self._next_steps[worker] - 1, self._data.batches
+                applied = self._applied.get(worker, -1)
+                self._members.send(member, messages.worker.Keep(self._number, step, epoch, used, applied))
 
     def go_on(self) -> None:
         """The orders of a fact are carried out: take the snapshot if it is due."""
@@ -176,13 +177,14 @@ class Snapshots:
         """The run is stopped: take the last snapshot before anybody leaves, and then go on.
 
         A round ends first, as what a machine makes of half a round is not what it would have made of it. So do others,
-        until the snapshot before is whole. If that takes too long, the last snapshot is taken when all have left. It is
-        whole then, too, but a resumed run may come to other bits.
+        until the snapshot before is whole. If that takes too long, rounds of own steps end with what is done, and at
+        last the snapshot is taken when all have left. It is whole then, too, but a resumed run may come to other bits.
         """
         self._stop = go_on
         if not self._takes or not self._in_a_round:
             self._take_last()
         else:
+            self._loop.after(LAST_ROUND / 2, self._end_round)
             self._loop.after(LAST_ROUND, self._take_last)
 
     def close(self, members: Iterable[Member]) -> bool:
@@ -240,6 +242,12 @@ class Snapshots:
             self._seal_if_there()
 
     # --- taking one ---------------------------------------------------------------------------------
+
+    def _end_round(self) -> None:
+        """A round of own steps takes long: have workers push what they have done of it."""
+        for member in self._members.values():
+            if self._stop is not None and member.trains:
+                self._cluster.end_round(member.worker)
 
     def _take_last(self) -> None:
         """The run is stopped, and its round is over or has taken too long."""

@@ -84,6 +84,8 @@ class StepDeclined:
     at: float
     paused: bool = False
     """The worker waits for the others in `agree`. `WorkerResumed` follows, unless it leaves first."""
+    revoked: bool = False
+    """It has data, but its round was ended by `EndRound` before this step. `paused` is true as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

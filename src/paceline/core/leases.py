@@ -252,6 +252,11 @@ class Leases:
         self.pool.remove(batch)
         return self._lease(worker, batch, ahead)
 
+    def take_along(self, worker: int, epoch: int, most: int) -> list[Batch]:
+        """Lease the worker up to so many further batches which are set aside for it in this epoch, and known."""
+        share = self.epochs[epoch].shares.get(worker, deque())
+        return [self._lease(worker, Batch(epoch, share.popleft())) for _ in range(min(most, len(share)))]
+
     def take_over(self, worker: int, epoch: int, ahead: int = 0) -> tuple[int, Batch] | None:
         """Give the worker a batch that another worker was leased ahead of use. Return that worker and the batch.
 

@@ -26,9 +26,9 @@ from paceline.core.roster import Roster, WorkerProgress, mean_of
 
 REASONS = {
     **SHARED,
-    "own-step": "its round goes on with step {0} of {1}",
     "round-ends": "that was the last of the {0} steps of its round",
     "no-data": "it makes no further step, and has made {0} of {1} in its round",
+    "revoked": "its round was ended after {0} of {1} steps",
     "differences-complete": "all differences of version {0} have arrived",
     "round-open": "version {0} waits for {1:workers}",
     "next-round": "it takes part from version {0} on, which waits for {1:workers}",
@@ -82,7 +82,8 @@ class LocalRounds:
                 self.waiting[worker] = None
                 return self._close_round() or (Hold(worker=worker, why=self._missing("next-round")),)
             case GradientReady(worker=worker):
-                return self._computed(worker, fact.weighs)
+                assert seat is not None
+                return self._computed(worker, seat, fact.weighs)
             case UpdateArrived(worker=worker, step=step):
                 assert seat is not None
                 self.arrived[worker, step] = self.open.pop(worker).weight
@@ -93,7 +94,8 @@ class LocalRounds:
             case StepDeclined(worker=worker):
                 steps = self.open[worker].steps
                 if steps:
-                    return (self.roster.push(worker, ("no-data", steps, self.config.every)),)
+                    why = "revoked" if fact.revoked else "no-data"
+                    return (self.roster.push(worker, (why, steps, self.config.every)),)
                 del self.open[worker]
                 return self._close_round()
             case WorkerLeft(worker=worker):
@@ -108,17 +110,14 @@ class LocalRounds:
 
     def _begin(self, worker: int, why: Why) -> Release:
         self.open[worker] = OpenRound()
-        return self.roster.release(worker, self.version, why)
+        return self.roster.release(worker, self.version, why, steps=self.config.every)
 
-    def _computed(self, worker: int, weighs: float | None) -> tuple[Order, ...]:
+    def _computed(self, worker: int, seat: WorkerProgress, weighs: float | None) -> tuple[Order, ...]:
         """The worker goes on by itself, or pushes what it has subtracted in this round."""
         mine = self.open[worker]
         mine.steps += 1
         mine.weight = None if mine.weight is None or weighs is None else mine.weight + weighs
-        if mine.steps < self.config.every:
-            why: Why = ("own-step", mine.steps + 1, self.config.every)
-            return (self.roster.release(worker, self.version, why, "own"),)
-        return (self.roster.push(worker, ("round-ends", mine.steps)),)
+        return (self.roster.push(worker, ("round-ends", mine.steps)),) if seat.phase == "ready" else ()
 
     def _close_round(self) -> tuple[Order, ...]:
         """If no difference is awaited, make the version, and begin the next round with all that wait for it."""

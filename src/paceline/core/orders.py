@@ -16,7 +16,7 @@ UNSAID: Why = ("unsaid",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Compute this step on that version."""
+    """Compute this step on that version, and go on with further own steps if `steps` says so."""
 
     worker: int
     step: int
@@ -30,20 +30,58 @@ class Release:
     - `own`: it is the worker's own parameters as they are now. A replica may change while the worker computes on a
       copy. With a store they are `version` and the worker's own steps since, which go into one update: see `StartPush`.
     """
+    steps: int = 1
+    """How many steps it permits. With a store, those after the first are as by `own`, and wait for nothing. Each has
+    its `GradientReady`. `EndRound` revokes those that are not made."""
     progress: int = field(default=0, compare=False)
     """Batches that the run has used when this is carried out, which the coordinator fills in. Schedules follow it."""
+    pace: int = field(default=0, compare=False)
+    """How many further ones count as used with each of this worker's in its round. The coordinator fills this in."""
     why: Why = field(default=UNSAID, compare=False)
 
-    def at(self, progress: int) -> Release:
-        """Return it as it is carried out at that progress. `dataclasses.replace` takes five times as long."""
+    def at(self, progress: int, pace: int, steps: int) -> Release:
+        """Return it as it is carried out with these values. `dataclasses.replace` takes five times as long."""
         return Release(
             worker=self.worker,
             step=self.step,
             version=self.version,
             parameters=self.parameters,
+            steps=steps,
             progress=progress,
+            pace=pace,
             why=self.why,
         )
+
+    @property
+    def last(self) -> int:
+        """The last step that it permits."""
+        return self.step + self.steps - 1
+
+    @property
+    def rest(self) -> Release | None:
+        """What it permits beyond its first step; None: nothing."""
+        if self.steps == 1:
+            return None
+        return Release(
+            worker=self.worker,
+            step=self.step + 1,
+            version=self.version,
+            parameters="own",
+            steps=self.steps - 1,
+            why=self.why,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRound:
+    """Make no further step of the last release, from the next step's edge on.
+
+    `StepDeclined` follows, with `revoked`, and then `WorkerResumed`. If the worker has made all steps of its release
+    before it hears of this, nothing follows.
+    """
+
+    worker: int
+    why: Why = field(default=UNSAID, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +225,7 @@ def steps_of(order: StartPush | DropUpdate) -> range:
 
 Order = (
     Release
+    | EndRound
     | Hold
     | StartPush
     | StartPull

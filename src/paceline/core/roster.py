@@ -66,7 +66,9 @@ class WorkerProgress:
     """One live worker."""
 
     step: int
-    """The step that it was last released for; before its first release, the one before its first step."""
+    """The step that it is at by its last release; before its first release, the one before its first step."""
+    last: int = -1
+    """The last step that its last release permits."""
     version: int = -1
     """The version that this step computes on."""
     phase: Phase = "parked"
@@ -139,6 +141,9 @@ class Roster:
                 if fact.version != seat.version:
                     raise ProtocolViolation(fact, f"its step was released on version {seat.version}")
                 seat.phase, seat.weight = "ready", fact.weighs
+                if fact.step < seat.last:  # the worker goes on by itself
+                    seat.since = fact.step if seat.since is None else seat.since
+                    seat.step, seat.phase, seat.weight = fact.step + 1, "computing", None
             case UpdateArrived(step=step) if step == seat.pushing:
                 seat.pushing = seat.since = None
             case UpdateArrived():
@@ -160,19 +165,23 @@ class Roster:
         return seat
 
     def release(
-        self, worker: int, version: int, why: Why, parameters: Literal["pull", "held", "eager", "own"] = "pull"
+        self,
+        worker: int,
+        version: int,
+        why: Why,
+        parameters: Literal["pull", "held", "eager", "own"] = "pull",
+        steps: int = 1,
     ) -> Release:
-        """Note and return the order that starts the worker's next step. Its last push may still be on its way."""
+        """Note and return the order that starts the worker's next steps. Its last push may still be on its way."""
         seat = self.seats[worker]
         if seat.phase == "pushing":
             seat.pushing = seat.step
-        if parameters == "own" and seat.since is None:
-            seat.since = seat.step
         seat.step += 1
+        seat.last = seat.step + steps - 1
         seat.version, seat.phase, seat.weight = version, "computing", None
         if parameters == "pull":
             seat.pulling, seat.ahead = version, False
-        return Release(worker=worker, step=seat.step, version=version, parameters=parameters, why=why)
+        return Release(worker=worker, step=seat.step, version=version, parameters=parameters, steps=steps, why=why)
 
     def push(self, worker: int, why: Why = ANY_TIME, scale: float = 1.0) -> StartPush:
         """Note and return the order that transfers the worker's ready gradient, or the update of its own steps."""

@@ -19,6 +19,7 @@ from paceline.core.orders import (
     ApplyUpdate,
     CopyReplica,
     DropUpdate,
+    EndRound,
     Order,
     Reduce,
     Release,
@@ -402,12 +403,16 @@ class Cluster:
                         if order.parameters == "own":  # NotHere is told as the order comes
                             (self.replicas.replica if self.owns_replicas else self.pushes.unpushed)(worker)
                         self.aggregation.released(worker)
+                        if self.spec.updates_of_rounds:
+                            self.own_steps.released(worker)
                     self.joins.released(worker)
                     if seat.trains and not seat.elsewhere:
                         seat.released = step
                     self._at_workers_host(order)
                     if not seat.elsewhere:
                         self.begins_step(worker, step)
+                case EndRound(worker=worker):
+                    self.end_round(worker)
                 case StartPull():
                     self._at_workers_host(order)
                 case StartPush():
@@ -441,6 +446,11 @@ class Cluster:
             self._for_others.carry_out(order)
         else:
             self.here.carry_out(order)
+
+    def end_round(self, worker: int) -> None:
+        """Have the worker make no further step of its last release, of which it may have been told yet or not."""
+        if self.seats[worker].trains and self.spec.updates_of_rounds:
+            self.releases.after(worker, lambda: self.send(worker, messages.worker.Revoke()))
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now, so what the fact says of items takes effect at this moment."""

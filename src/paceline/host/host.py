@@ -332,7 +332,7 @@ class Host:
 
     def _say(self, worker: int, message: messages.Message, attached: Attached | None) -> None:
         """Tell the worker that, with what comes along."""
-        if isinstance(message, messages.worker.HandOver):  # see `JoinHandover`
+        if isinstance(message, messages.worker.HandOver | messages.worker.Revoke):  # of the release before it
             self.releases.after(worker, partial(self._workers.send, worker, message))
             return
         if attached is None:
@@ -602,7 +602,8 @@ class Host:
                 self.there_is_more(Update(worker, step))
                 return  # it concerns nobody else
             case messages.worker.StepFinished(step=step):  # its version stays: it may be released on that once more
-                seat.step = None  # and its update, if the head asks for that before the worker leaves
+                # and its update, if the head asks for that before the worker leaves
+                seat.step = step + 1 if step < seat.last else None
                 self.pushes.computed(worker, step)
                 if not self._spec.updates_of_rounds:
                     self._has_update(worker, step)

@@ -26,6 +26,8 @@ class MessageValidation:
         self._begun = self._stopped = self._declined = False
         self._computes: tuple[int, int] | None = None
         """The step that it computes, and the version that it computes on."""
+        self._further = 0
+        """How many further steps it may make by itself."""
         self._finished = False
         """Whether it has finished a step."""
         self._last: int | None = None
@@ -50,6 +52,8 @@ class MessageValidation:
         """The version that it evaluates."""
         self._pauses = False
         """Whether it is to decline its step for now."""
+        self._revoked = False
+        """Whether it may do so since its round was ended."""
         self._names: set[str] = set()
         """Of what its script measures."""
         self._questions = 0
@@ -60,8 +64,8 @@ class MessageValidation:
         match message:  # each batch and each step comes by here: the most frequent messages come first
             case messages.worker.Leased():
                 pass
-            case messages.worker.Compute(step=step, version=version):
-                self.released(step, version)
+            case messages.worker.Compute(step=step, version=version, steps=steps):
+                self.released(step, version, steps)
             case messages.worker.MakeStep(step=step):
                 self.steps(step)
             case messages.worker.Keep(snapshot=snapshot):
@@ -86,12 +90,15 @@ class MessageValidation:
                 self._evaluates = version
             case messages.worker.Pause():
                 self._pauses = True
+            case messages.worker.Revoke():
+                self._revoked = True
             case messages.worker.StopTraining():
                 self._stopped = True
 
-    def released(self, step: int, version: int) -> None:
-        """The worker is to compute that step on that version."""
+    def released(self, step: int, version: int, steps: int = 1) -> None:
+        """The worker is to compute that step on that version, and may make so many from that one on."""
         self._computes = None if self._declined else (step, version)
+        self._further, self._revoked = steps - 1, False
 
     def steps(self, step: int) -> None:
         """The worker's replica is to make that step."""
@@ -146,6 +153,9 @@ class MessageValidation:
                 return self._begun
             case messages.worker.Declined(paused=False):
                 self._computes, self._declined = None, True
+            case messages.worker.Declined(revoked=True):
+                told, self._revoked, self._computes = self._revoked and self._computes is not None, False, None
+                return told
             case messages.worker.Declined():
                 told, self._pauses, self._computes = self._pauses, False, None
                 return told
@@ -183,6 +193,8 @@ class MessageValidation:
     def _finishes(self, step: tuple[int, int]) -> bool:
         """Whether it was told to compute that step on that version, and has not said so before."""
         told, self._computes, self._finished, self._last = self._computes, None, True, step[0]
+        if self._further:
+            self._further, self._computes = self._further - 1, (step[0] + 1, step[1])
         return step == told and not self._edits_now
 
     def _as_offered(self, finished: messages.worker.StepFinished) -> bool:

@@ -128,7 +128,7 @@ class OtherHosts:
             case Release(parameters="own"):
                 one = self._workers.get(order.worker)
                 if one is not None and not one.left:  # else the machine is to hear of it
-                    one.host.turns_of(order.worker).released(order.step, order.version)
+                    one.host.turns_of(order.worker).released(order.step, order.version, order.steps)
                     one.host.tell_of(order.worker, host_messages.CarryOut.of(order))
             case Release() | StartPull():
                 one = self._workers.get(order.worker)
@@ -138,7 +138,7 @@ class OtherHosts:
                         one.pull = order
                     if isinstance(order, Release) and not one.left:  # else the machine is to hear of it
                         one.step = order.step
-                        other.turns_of(order.worker).released(order.step, order.version)
+                        other.turns_of(order.worker).released(order.step, order.version, order.steps)
                         if order.parameters == "pull":
                             one.computes_on = order.version
                     self._needs(other, order.version)

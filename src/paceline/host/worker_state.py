@@ -31,6 +31,8 @@ class WorkerState:
     """Whether it takes part, or did: its script has something to hand over."""
     step: int | None = None
     """The step that its host has told it to compute last, until that is computed."""
+    last: int = -1
+    """The last step that it may compute by that."""
     released: int | None = None
     """The step that it was last released for, until the head hears what has become of it."""
     scalars: list[dict[str, Any]] = field(default_factory=list)

@@ -88,7 +88,7 @@ CREATE TABLE transfers (     -- where a scenario has a network: its model's time
 );
 CREATE TABLE leases (        -- each time that a worker's loader asked for a batch, in that order
     worker INTEGER,
-    during INTEGER,          -- the epoch that it was in
+    during INTEGER,          -- the epoch that it was in; -1 less that of a batch that came along with the one before
     epoch INTEGER, batch INTEGER  -- what it got; NULL: nothing was left for it in that epoch; -1: nothing for now
 );
 CREATE TABLE looks (         -- of these, batches that a loop only looked at, and gave back with its epoch
@@ -401,12 +401,22 @@ class Ledger:
         """
         self._queue.put(("batches", worker, step, epoch, batch, used))
 
-    def leased(self, worker: int, during: int | None, batch: tuple[int, int] | None, for_now: bool = False) -> None:
+    def leased(
+        self,
+        worker: int,
+        during: int | None,
+        batch: tuple[int, int] | None,
+        for_now: bool = False,
+        *,
+        along: bool = False,
+    ) -> None:
         """Note the answer to a worker that asked for a batch in epoch `during`: (epoch, batch), or nothing (for now).
 
-        `during` is None if the worker joins. Later questions come from its new process.
+        `during` is None if the worker joins. Later questions come from its new process. `along`: the batch came along
+        with the one before.
         """
         epoch, index = batch or ((-1, -1) if for_now else (None, None))
+        during = -1 - during if along and during is not None else during
         self._queue.put(("leases", worker, during, epoch, index))
 
     def taken(self, worker: int, batch: tuple[int, int]) -> None:
@@ -568,6 +578,7 @@ class Ledger:
             body = msgspec.to_builtins(order)
             why = _json(body.pop("why"))
             body.pop("progress", None)  # it follows from the facts before, and isn't the machine's
+            body.pop("pace", None)
             rows["orders"].append((None, number, position, *_columns(order), _json(body), why))
 
 

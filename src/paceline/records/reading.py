@@ -185,9 +185,13 @@ def logged_of(
     names = sorted(set(metrics))
     rows = ledger.execute(
         f"""
+        WITH RECURSIVE released (worker, step, version, id, further) AS (
+            SELECT worker, step, version, id, coalesce(json_extract(body, '$.steps'), 1) - 1
+            FROM orders WHERE kind = 'Release'
+            UNION ALL SELECT worker, step + 1, version, id, further - 1 FROM released WHERE further > 0
+        )
         SELECT name, worker, step, version, at, value FROM scalars
-        JOIN (SELECT worker, step, version, max(id) FROM orders WHERE kind = 'Release' GROUP BY worker, step)
-            USING (worker, step)
+        JOIN (SELECT worker, step, version, max(id) FROM released GROUP BY worker, step) USING (worker, step)
         WHERE name IN ({", ".join("?" * len(names))}) ORDER BY scalars.rowid
         """,
         names,

@@ -147,7 +147,11 @@ _LEASES = f"""
         SELECT worker, during, epoch, batch, number,
             1000000 * max(segment, 1)
                 + sum(during IS NULL AND epoch IS NULL) OVER (PARTITION BY worker, segment ORDER BY number) AS stay
-        FROM (SELECT worker, during, epoch, batch, rowid AS number, {SEGMENT_OF_LEASE} AS segment FROM leases)
+        FROM (
+            SELECT worker, max(during, -1 - during) AS during, epoch, batch, rowid AS number,
+                {SEGMENT_OF_LEASE} AS segment
+            FROM leases
+        )
     ) WHERE during IS NOT NULL
 """
 """SQL: the table `leases`, with the number of the process that had each lease, and of the worker's last process.

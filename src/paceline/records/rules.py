@@ -144,6 +144,7 @@ class Rules:
                     newest = self.taken.get(worker, "none")
                     raise Violation(PULLED, f"the newest that worker {worker} has pulled: {newest}", fact.version)
                 self.ready[worker] = step
+                self.used[worker] = max(self.used.get(worker, -1), step)
                 began, stepping = self.released.pop(key, 0), self.stepping.get(worker, {})
                 for made in [made for made, number in stepping.items() if number < began]:
                     del stepping[made]  # the worker went on after that step

@@ -63,7 +63,8 @@ class RecordedPart:
         """Set the replay's policy to what the run did in this segment."""
         recorded, notes = self.recorded, self.segment.notes
         policy.prescribed, policy.recorded = self.leases(), recorded.folder
-        policy.leaving, policy.paused, policy.agreed = self.leaving(), self.paused(), self.agreed()
+        policy.leaving, policy.agreed = self.leaving(), self.agreed()
+        policy.paused, policy.revoked = self.declined("paused"), self.declined("revoked")
         # A worker that died before its first step came back under the same number of returns: the last one counts.
         policy.admitted = {(worker, nth): epoch for worker, nth, epoch in notes.get("admitted", ())}
         policy.handed = {(worker, nth): source for worker, nth, source in notes.get("handed", ())}
@@ -88,7 +89,7 @@ class RecordedPart:
             if during is not None:
                 newest[worker, epoch, batch] = len(answers)
                 got = None if epoch in (None, -1) else Batch(epoch, batch)
-                answers.append(Answer(during, got, for_now=epoch == -1))
+                answers.append(Answer(max(during, -1 - during), got, for_now=epoch == -1, along=during < 0))
             elif epoch is None:
                 answers.append(None)
             elif (place := newest.get((worker, epoch, batch))) is not None:
@@ -126,10 +127,10 @@ class RecordedPart:
             found.setdefault(worker, deque()).append(reason)
         return found
 
-    def paused(self) -> frozenset[tuple[int, int]]:
-        """Return each (worker, step) that was declined in this segment because the worker waited in `agree`."""
+    def declined(self, how: str) -> frozenset[tuple[int, int]]:
+        """Return each (worker, step) that was declined in this segment, and whose fact says so much."""
         query = (
-            "SELECT worker, step FROM facts WHERE kind = 'StepDeclined' AND json_extract(body, '$.paused') "
+            f"SELECT worker, step FROM facts WHERE kind = 'StepDeclined' AND json_extract(body, '$.{how}') "
             "AND id >= ? AND id <= ?"
         )
         return frozenset(self.recorded.ledger.execute(query, self._facts))

@@ -29,7 +29,7 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.membership import ALL_DIED
-from paceline.core.orders import ApplyUpdate, Order
+from paceline.core.orders import ApplyUpdate, Order, Release
 from paceline.errors import ConfigError, RunFailed
 from paceline.host.processor import ISAS
 from paceline.records import kept
@@ -207,6 +207,8 @@ def _direct(
         journal.ledger.note("until", until)  # it stops in the middle: no worker leaves
     part.prescribe(workers.policy)
     began = workers.begin(part.segment.notes.get("absent", ()))
+    further: dict[int, Release | None] = {}
+    """By worker: what its last release permits beyond the step that it is at. It is made step by step, as recorded."""
     for fact, orders in islice(history, part.facts):
         if workers.interrupted:
             return
@@ -221,8 +223,9 @@ def _direct(
             if isinstance(fact, TrainingBegan):
                 workers.direct_first(orders, fact.at)
             else:
-                for order in orders:
+                for order in (*_further(fact, further, workers), *orders):
                     workers.direct(order, fact.at)
+            further |= {order.worker: order.rest for order in orders if isinstance(order, Release)}
         except (KeyError, ValueError, AssertionError) as error:  # these orders can't follow those before
             what = f"{fact} can't be followed by {list(orders)} here: the ledger is not as it was made"
             raise RunFailed(f"{what}; paceline check says where it was changed") from error
@@ -318,6 +321,14 @@ def _reenact(fact: Fact, workers: Director) -> None:
             workers.see_off(worker)
         case WorkerLeft():
             workers.stop()
+
+
+def _further(fact: Fact, further: dict[int, Release | None], workers: Director) -> Iterator[Release]:
+    """Yield the release of the next step, if the worker has gone on by itself after this fact."""
+    if isinstance(fact, GradientReady) and (order := further.get(fact.worker)) is not None:
+        further[fact.worker] = order.rest
+        if (order.worker, order.step) not in workers.policy.revoked:
+            yield order
 
 
 def _expect_beginning(recorded: TrainingBegan, began: TrainingBegan) -> None:

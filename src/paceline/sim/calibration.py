@@ -351,6 +351,7 @@ class _Reading:
     def take_facts(self, tally: Tally, history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> None:
         """Read all facts with their orders, in order. `tally` counts them."""
         awaited: dict[int, tuple[Release, float]] = {}  # by worker: what it awaits a version for, since when
+        permitted: dict[int, int] = {}  # by worker: the last step that it was released for
         averaging: dict[int, tuple[Kind, float]] = {}
         told = stored = 0.0  # when the last worker was told to begin, and the last version was made
         for fact, orders in history:
@@ -363,6 +364,8 @@ class _Reading:
                 case WorkerLeft():
                     self.left[fact.worker] = fact.reason
                 case GradientReady() | UpdateArrived():
+                    if isinstance(fact, GradientReady) and fact.step < permitted.get(fact.worker, -1):
+                        self.steps[fact.worker, fact.step + 1] = _Step(at, (at, at))
                     step = self.steps.get((fact.worker, fact.step))
                     if step and (isinstance(fact, GradientReady) or (step.pushed_at_once and not self.paced)):
                         step.until = at
@@ -380,6 +383,8 @@ class _Reading:
                     for worker in members:
                         self.flows[worker].append(("pull", since, at))
             for order in orders:
+                if isinstance(order, Release):
+                    permitted[order.worker] = order.last
                 match order:
                     case ApplyUpdate() if order.version in self.made:  # otherwise the run was over before that
                         made = self.made[order.version]

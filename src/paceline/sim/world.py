@@ -30,12 +30,14 @@ from paceline.core.facts import (
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
+    WorkerResumed,
 )
 from paceline.core.items import Update, Version
 from paceline.core.orders import (
     ApplyUpdate,
     CopyReplica,
     DropUpdate,
+    EndRound,
     Order,
     Reduce,
     Release,
@@ -136,7 +138,11 @@ class SimulatedWorker:
     """One worker, while it is here."""
 
     step: int
-    """The step that it was last released for, or the one before its first."""
+    """The step that it is at, or the one before its first."""
+    rest: Release | None = None
+    """What it is permitted beyond that step."""
+    revoked: bool = False
+    """Whether that was revoked."""
     version: int = -1
     """The version that it computes that step on."""
     awaits: int | None = None
@@ -329,6 +335,8 @@ class World:
         match order:
             case Release():
                 self._release(order)
+            case EndRound(worker=worker):
+                self._workers[worker].revoked = True
             case StartPush(worker=worker, step=step):
                 for one in steps_of(order)[:-1]:  # they are in the update of the last one
                     self._settle(worker, one)
@@ -421,6 +429,7 @@ class World:
     def _release(self, order: Release) -> None:
         worker = self._workers[order.worker]
         worker.step, worker.version = order.step, order.version
+        worker.rest, worker.revoked = order.rest, False
         if order.parameters == "pull":
             worker.awaits = order.version
             self._pull(order.worker, order.version)
@@ -504,10 +513,26 @@ class World:
         step = worker.step
         worker.told, worker.ended, worker.heard = step, since + (self.now - since) * own, self.now
         worker.on_the_way[step] = None
+        if worker.rest is not None:
+            self._at(self.now, lambda: self._further(number, worker))
         samples, weight = amount
         return GradientReady(
             worker=number, step=step, version=worker.version, samples=samples, weight=weight, at=self.now
         )
+
+    def _further(self, number: int, worker: SimulatedWorker) -> Fact | None:
+        """The worker goes on by itself with the next step, unless that was revoked."""
+        order, worker.rest = worker.rest, None
+        if self._workers.get(number) is not worker or order is None:
+            return None
+        worker.step = order.step
+        if worker.revoked:
+            self._at_once.append(WorkerResumed(worker=number, at=self.now))
+            return StepDeclined(worker=number, step=order.step, at=self.now, paused=True, revoked=True)
+        worker.rest = order.rest
+        self._training.carry_out(order, self.now)
+        self._begin(number)
+        return None
 
     def _settle(self, number: int, step: int) -> None:
         """That step's update is no longer on its way."""

@@ -184,6 +184,12 @@ class Link(Protocol):
     def pauses(self, epoch: int) -> None:
         """This worker makes no step until the run says so. `epoch`: the script is done with those before."""
 
+    def goes_on(self, step: int) -> bool:
+        """Whether the worker goes on with that step, which its last release permits, as far as it has heard by now.
+
+        False: the run is stopped, or the rest of the release was revoked.
+        """
+
     def released(self) -> Released | TakenUp | None:
         """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""
 
@@ -196,11 +202,13 @@ class Link(Protocol):
     def begin_to_average(self, averages: AreaAverages) -> None:
         """From now on make this worker's shares of its groups' averages, beside everything else."""
 
-    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Leased | EpochOver:
+    def lease(
+        self, epoch: int, orders: Orders, ahead: int = 0, most: int = 1, begins: Batch | None = None
+    ) -> Leased | EpochOver:
         """Ask for the next batch of this epoch. `orders` draws what is not known of it yet.
 
-        `ahead`: batches that were leased and not begun with. `begins`: the one that the script begins with meanwhile,
-        if it was leased ahead of use.
+        `ahead`: batches that were leased and not begun with. `most`: how many there is a use for. `begins`: the one
+        that the script begins with meanwhile, if it was leased ahead of use.
         """
 
     def begin(self, batch: Batch) -> bool:

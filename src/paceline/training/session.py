@@ -40,6 +40,7 @@ from paceline.training.optim.gradients import Gradients
 from paceline.training.optim.other_training import OtherTraining
 from paceline.training.optim.pre_training_edits import PreTrainingEdits
 from paceline.training.optim.schedules import RunSchedules, Schedule
+from paceline.training.permit import Permit
 from paceline.training.resuming import Resuming
 from paceline.training.seeding import seed_step
 from paceline.training.signals import undisturbed
@@ -107,6 +108,7 @@ class Session:
         self.snapshots = SnapshotOrders(self, kept)
         self.schedules = RunSchedules(self, schedules)
         self.agreements = AgreeCalls(self)
+        self.permit = Permit(self)
         epoch = None if resumed is None else resumed.epoch
         self.loops = Loops(offered.epochs, offered.passes, epoch, kept.schedulers_left_out, context.remark)
         self.joins = begin.joins
@@ -198,6 +200,7 @@ class Session:
             self.tell_values()
         stands = self.batches.step(bool(self.gradients.there()))
         self._tell_of_batches()
+        self.permit.used(len(stands.batches) if self._loads else 0)
         self.used += len(stands.batches) + len(stands.skipped)
         gradient = None if self.steps else self._first_gradient(stands)
         if self.loop_is_due and not self.steps:
@@ -292,7 +295,7 @@ class Session:
             case PlateauMetrics():
                 self.schedules.step_plateaus(order)
             case MakeUpdate():
-                self._make_update()
+                self.make_update()
             case Arrives():
                 pass  # the step is not made
 
@@ -369,12 +372,12 @@ class Session:
         if self.go is not None or self.joins:
             if number := self.batches.left_over():
                 self.link.remark(lost(number, "left over at the end"))
-            self._make_update()
+            self.make_update()
             self.go, self.joins, self._declined = None, False, self.go
             self.holder.settle()  # the version that the script has may be written over from now on
             self.link.say(Declined(self.epoch))
 
-    def _make_update(self) -> None:
+    def make_update(self) -> None:
         """Make the update of own steps, if there are any that are in none."""
         if self.holder.make_update():
             self.link.say(UpdateMade(self.last_step))
@@ -383,16 +386,15 @@ class Session:
     def pause(self) -> None:
         """Make no step until the run says so. Other workers' steps don't wait for this one meanwhile."""
         self.holder.settle()
-        self._make_update()
+        self.make_update()
+        self.permit.ends()
         self._awaits = time.monotonic()
         self.link.pauses(self.epoch)
 
     @property
     def shown(self) -> Compute | None:
         """The step on whose version the script sees the model. None: the script logs nothing now."""
-        if self.step_discarded:
-            return None
-        return self.go or (self._declined if self.live else None)
+        return None if self.step_discarded else self.go or (self._declined if self.live else None)
 
     @property
     def here(self) -> bool:
@@ -405,17 +407,16 @@ class Session:
 
     def _await_release(self, since: float) -> None:
         self._awaits = since
-        go = self._released()
+        go = self.permit.further() or self._released()
         self._awaits = None
         if go is None:
             self.tell_values()
-        self.go = go
-        if go is None:
+            self.go = None
             self.holder.let_go()
             self.holder.hold_newest()
             self.link.raise_if_interrupted()
             return
-        self.run_used, granted = go.progress, time.monotonic()
+        self.go, self.run_used, granted = go, go.progress, time.monotonic()
         self.context.dropped(go.dropped)
         if go.slot < 0:
             self.holder.go_on()

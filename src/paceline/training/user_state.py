@@ -119,9 +119,12 @@ class SnapshotOrders:
         self._kept = kept
         self.due: list[tuple[Keep, OfWorker | None]] = []
         """The orders that wait for the script, and what the optimizer had when each came."""
+        self.used = 0
+        """Batches that the run had used as the last one was given."""
 
     def keep(self, orders: Sequence[Keep]) -> None:
         """Keep this as the script next comes by."""
+        self.used = max([self.used, *(order.used for order in orders)])
         self.due += [(order, self._optimizer_kept()) for order in orders]
         if any(order.step < self._session.last_step for order, _ in self.due):
             self.send()

@@ -208,6 +208,8 @@ class WorkerLink:
         self._keeps = 0
         """What the script has yet to keep. It is not left before."""
         self._leasing = threading.Lock()
+        self._revoked = False
+        """Whether the rest of the last release is revoked."""
         self.forked = False
         """Whether the script has forked this process: it takes no part in the run, and may not speak for it."""
 
@@ -353,6 +355,15 @@ class WorkerLink:
             self._expect(kinds)
         self._channel.send(messages.worker.Declined(epoch, paused=True))
 
+    def goes_on(self, step: int) -> bool:
+        """See `training.link.Link`."""
+        with self._turn:
+            self._hear(0.0)
+            if self.was_stopped or self._revoked:
+                return False
+        self.step = step
+        return True
+
     def released(self) -> Released | TakenUp | None:
         """See `training.link.Link`."""
         message: Released | messages.worker.Behind | None
@@ -383,11 +394,13 @@ class WorkerLink:
         start_averager(channel, averages, self.worker)
 
     @signals.undisturbed
-    def lease(self, epoch: int, orders: Orders, ahead: int = 0, begins: Batch | None = None) -> Leased | EpochOver:
+    def lease(
+        self, epoch: int, orders: Orders, ahead: int = 0, most: int = 1, begins: Batch | None = None
+    ) -> Leased | EpochOver:
         """See `training.link.Link`."""
         with self._leasing:  # each of several threads must get its own answer
             try:
-                return self._lease(epoch, orders, ahead, None if begins is None else (begins.epoch, begins.index))
+                return self._lease(epoch, orders, ahead, most, None if begins is None else (begins.epoch, begins.index))
             except ConfigError as error:  # of a sampler
                 self.refuse(str(error))
                 raise
@@ -398,9 +411,11 @@ class WorkerLink:
             answer, _ = self._ask(messages.worker.BeginWanted(batch.epoch, batch.index), messages.worker.MayBegin)
             return answer is None or answer.begun  # once the run is stopped, nothing comes of it
 
-    def _lease(self, epoch: int, orders: Orders, ahead: int, begins: tuple[int, int] | None) -> Leased | EpochOver:
+    def _lease(
+        self, epoch: int, orders: Orders, ahead: int, most: int, begins: tuple[int, int] | None
+    ) -> Leased | EpochOver:
         while not self.was_stopped:  # unread answers would fill the channel, and `finish` would miss its own
-            wanted = messages.worker.LeaseWanted(epoch, *orders.known(epoch), ahead, begins)
+            wanted = messages.worker.LeaseWanted(epoch, *orders.known(epoch), ahead, most, begins)
             message, _ = self._ask(wanted, *LEASES, messages.worker.OrderWanted)
             match message:
                 case messages.worker.Leased() | messages.worker.EpochOver():
@@ -577,8 +592,11 @@ class WorkerLink:
             self.was_stopped = True
             self._interrupted = message.interrupted
             self._ends_at_once = message.at_once
+        elif isinstance(message, messages.worker.Revoke):
+            self._revoked = True
         elif isinstance(message, ASKED) or any(isinstance(message, kinds) for kinds in self._awaited):
             self._answers.append(received)
+            self._revoked &= not isinstance(message, Compute)
         elif not self.was_stopped:
             raise RunFailed(f"worker {self.worker} was sent {type(message).__name__} out of turn")
 

@@ -17,7 +17,7 @@ from support.settings import values_of
 from support.world.clock import Seconds
 from support.world.processes import Script
 
-PROTOCOLS = ("asp", "bsp", "dssp", "hsp", "ps-plus", "ssp", "sync-switch")
+PROTOCOLS = ("asp", "bsp", "dssp", "hsp", "local-sgd", "ps-plus", "ssp", "sync-switch")
 """Those with a store."""
 IN_GROUPS = ("ad-psgd", "all-reduce", "ripples")
 """Those in which each worker owns a replica."""

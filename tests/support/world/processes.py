@@ -13,6 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from paceline.errors import PeerLost
 from paceline.ipc import messages
 from paceline.ipc.channel import attachment
@@ -267,6 +269,12 @@ class Worker(Program):
         self._unmade: tuple[Bytes, int] | None = None
         """The area of the update that it has begun, and its last step so far."""
         self._last = -1
+        self._go: messages.worker.Compute | None = None
+        """What it was permitted last, from the step on that it is at."""
+        self._revoked = False
+        """Whether the rest of that is revoked."""
+        self._along: list[tuple[int, int]] = []
+        """Batches that it was leased along with others."""
         self._said = 0
         self._memory: Memory
         """There from the beginning of training on."""
@@ -320,7 +328,7 @@ class Worker(Program):
                     leased = yield from self._leases(epoch)
                     if leased is None:
                         break
-                    batches = [(leased.epoch, leased.index)]
+                    batches = [leased]
                 elif done == self._script.batches:
                     break
                 if self._joins and (go := (yield from self._takes_up())) is None:
@@ -508,7 +516,27 @@ class Worker(Program):
             content = self._contents.update(self.worker, step)
             self._sees(self._memory.area(area), content, f"step {step}, which version {go.version} lacks")
 
+    def _further(self) -> bool:
+        """Whether it goes on by itself, as its last release permits, and it has heard nothing against that by now."""
+        go = self._go
+        if go is None or go.steps == 1:
+            return False
+        self._go = None
+        while self._line.ready():
+            message, files = self._line.receive()
+            self._files += files
+            self._hears(message, files)
+        if not self._stopped and self._revoked:
+            self._makes_update()
+            self.say(messages.worker.Declined(paused=True, revoked=True))
+        elif not self._stopped:
+            self._last, self._computes = go.step + 1, True
+            self._go = structs.replace(go, step=go.step + 1, slot=-1, steps=go.steps - 1)
+        return self._go is not None
+
     def _released(self) -> Generator[Seconds | None, Any, messages.worker.Compute | None]:
+        if self._further():
+            return self._go
         go: messages.worker.Compute | messages.worker.MakeStep | None = yield from self._await(
             messages.worker.Compute, messages.worker.MakeStep
         )
@@ -518,20 +546,26 @@ class Worker(Program):
         if go is not None:
             if go.step <= self._last:
                 raise Wrong(f"{self.what} is to compute step {go.step} after step {self._last}")
-            self._last, self._computes = go.step, True
+            self._last, self._computes, self._go = go.step, True, go
             if self.replicas is not None:
                 self._shown = self._memory.area(go.slot), self.replicas.released[self.worker, go.step]
                 self._sees(*self._shown, f"its replica at step {go.step}", PARAMETERS)
         return go
 
-    def _leases(self, epoch: int) -> Generator[Seconds | None, Any, messages.worker.Leased | None]:
+    def _leases(self, epoch: int) -> Generator[Seconds | None, Any, tuple[int, int] | None]:
+        most = 1 if self._go is None else self._go.steps
         while not self._stopped:
-            self.say(messages.worker.LeaseWanted(epoch, 1, f"order of epoch {epoch}"))
+            if self._along:
+                return self._along.pop(0)
+            self.say(messages.worker.LeaseWanted(epoch, 1, f"order of epoch {epoch}", most=most))
             message = yield from self._await(
                 messages.worker.Leased, messages.worker.EpochOver, messages.worker.OrderWanted
             )
+            if isinstance(message, messages.worker.Leased):
+                self._along = [(message.epoch, index) for index in (message.index, *message.along)]
+                continue
             if not isinstance(message, messages.worker.OrderWanted):
-                return message if isinstance(message, messages.worker.Leased) else None
+                return None
             order = [[index] for index in range(self._script.batches)]
             digest = f"order of epoch {message.epoch}"
             self.say(
@@ -579,20 +613,25 @@ class Worker(Program):
                     return message
             if self._stopped and not even_stopped:
                 return None
-            message, files = yield None
-            if isinstance(message, messages.worker.MakeUpdate):
+            self._hears(*(yield None))
+
+    def _hears(self, message: messages.Message, files: list[int]) -> None:
+        match message:
+            case messages.worker.MakeUpdate():
                 self._makes_update()
-                continue
-            if isinstance(message, messages.worker.Compute) and self._computes:
-                raise Wrong(f"{self.what} is to compute step {message.step} while it computes step {self._last}")
-            if isinstance(message, messages.worker.Exit):
-                raise Wrong(f"{self.what} is to exit while it waits for {kinds}")
-            if not isinstance(message, messages.worker.StopTraining):
+            case messages.worker.Compute(step=step) if self._computes:
+                raise Wrong(f"{self.what} is to compute step {step} while it computes step {self._last}")
+            case messages.worker.Exit():
+                raise Wrong(f"{self.what} is to exit while its script goes on")
+            case messages.worker.Revoke():
+                self._revoked = True
+            case messages.worker.StopTraining(at_once=at_once):
+                self._stopped = True
+                if at_once:
+                    raise Leaves
+            case _:
+                self._revoked &= not isinstance(message, messages.worker.Compute)
                 self._heard.append((message, files))
-                continue
-            self._stopped = True
-            if message.at_once:
-                raise Leaves
 
     def _sees(self, place: tuple[int, int], content: bytes, what: str, within: Bytes | None = None) -> None:
         self._memory.check(place, content, self.what, what, within)

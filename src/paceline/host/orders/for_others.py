@@ -39,8 +39,8 @@ class ForOthers:
     def carry_out(self, order: Release | StartPull | StartPush) -> None:
         """Keep what the order is about. Raises NotHere if an update is not ready."""
         match order:
-            case Release(parameters="own", worker=worker, step=step) if self._stored:
-                self._pushes.goes_on(worker, step)
+            case Release(parameters="own") if self._stored:
+                self._pushes.released(order)
             case Release(parameters="own"):  # its host has all that it computes on
                 self._seats[order.worker].released = order.step
                 self._pushes.forget(order.worker)
@@ -54,6 +54,7 @@ class ForOthers:
 
     def _released(self, order: Release) -> None:
         worker, version = order.worker, Version(order.version)
+        self._pushes.released(order)
         self._shelf.claim(step_of(worker), version)
         if order.parameters == "pull" or version in self._shelf.claimed(ahead(worker)):
             self._shelf.release(ahead(worker))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -237,9 +238,13 @@ class JoinHandover:
             _close(packing)
 
     def _hand_over(self, source: int, worker: int) -> None:
-        """Ask that worker once it was told of the release that it may wait for: a replay's worker has that by now."""
+        """Ask that worker once it was told of the release that it may wait for: a replay's worker has that by now.
+
+        In a round of own steps it is asked at the round's end: what it packs depends on facts alone then.
+        """
         told = messages.worker.HandOver(worker, self._joinings[worker])
-        self._releases.after(source, lambda: self._cluster.send(source, told))
+        send = partial(self._releases.after, source, lambda: self._cluster.send(source, told))
+        self._cluster.own_steps.after(source, send)
 
     def _fetch(self, copy: _Copy) -> None:
         """Have the replica brought to the worker, once all that goes with it is there."""

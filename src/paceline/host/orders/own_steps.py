@@ -22,14 +22,33 @@ class OwnSteps:
         """By worker that was asked: the order."""
         self._unasked: dict[int, int] = {}
         """By worker: the last step of the update that it has made without being asked."""
+        self._after: dict[int, list[Callable[[], object]]] = {}
+        """By worker in a round of own steps: what is to be done at the round's end."""
+
+    def released(self, worker: int) -> None:
+        """The worker begins a round of own steps, or goes on in it."""
+        self._after.setdefault(worker, [])
+
+    def after(self, worker: int, do: Callable[[], object]) -> None:
+        """Call `do` as the worker has come to its round's end, or takes no part any more."""
+        if worker in self._after:
+            self._after[worker].append(do)
+        else:
+            do()
+
+    def ends(self, worker: int) -> None:
+        """The worker has come to its round's end."""
+        for do in self._after.pop(worker, ()):
+            do()
 
     def push(self, order: StartPush) -> None:
         """Have the worker make this update."""
         if self._unasked.pop(order.worker, None) == order.step:
             self._made(order)
-            return
-        self._asked[order.worker] = order
-        self._send(order.worker, messages.worker.MakeUpdate())
+        else:
+            self._asked[order.worker] = order
+            self._send(order.worker, messages.worker.MakeUpdate())
+        self.ends(order.worker)
 
     def made(self, worker: int, step: int) -> None:
         """The worker's update up to that step is there."""
@@ -46,3 +65,4 @@ class OwnSteps:
         """The worker takes no part any more."""
         self._asked.pop(worker, None)
         self._unasked.pop(worker, None)
+        self.ends(worker)

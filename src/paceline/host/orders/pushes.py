@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.core.facts import UpdateArrived
 from paceline.core.items import Sum, Update
-from paceline.core.orders import ApplyUpdate, StartPush
+from paceline.core.orders import ApplyUpdate, Release, StartPush
 from paceline.host.contract import NotHere, Updates
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.version_shelf import Shelf
@@ -47,8 +47,8 @@ class Pushes:
         """By worker and step: updates that are not in the version that it was last released on."""
         self._awaiting: dict[int, Callable[[], None]] = {}
         """By worker: what to do when one of its places is free."""
-        self._goes_on: dict[int, int] = {}
-        """By worker: the own step that it computes, and that goes into the same update as the step before."""
+        self._own: dict[int, range] = {}
+        """By worker: steps that it is to compute, and that go into the same update as the step before each."""
 
     def lay(self, worker: int, step: int) -> int | None:
         """The area for that step's update, which is kept until the update is needed no more. None: all are needed."""
@@ -62,21 +62,22 @@ class Pushes:
             raise NotHere(f"worker {worker} has no own step that is in no update")
         return steps[-1]
 
-    def goes_on(self, worker: int, step: int) -> int | None:
-        """The worker's next own step goes into the update that it has begun. Return the area, if that is on this host.
+    def released(self, order: Release) -> None:
+        """All steps of this release go into one update. With `own` that is the update which the worker has begun."""
+        self._own[order.worker] = range(order.step + (order.parameters != "own"), order.last + 1)
 
-        Once it is computed the update has its name. Until then it also has that of the step before.
-        """
-        self._goes_on[worker] = step
-        before, now = Update(worker, step - 1), Update(worker, step)
-        if not self._shelf.has(before):
-            return None
-        self._shelf.name(now, before, ("update", worker, step))
-        return self._plan.area(self._shelf.place(now))
+    def begun(self, worker: int, step: int) -> int:
+        """The area of the update that the worker has begun, and that goes by this step. Raises NotHere."""
+        return self._plan.area(self._shelf.place(Update(worker, step)))
 
     def computed(self, worker: int, step: int) -> None:
-        """The worker's step is computed. If it is in the same update as the one before, that has its name alone now."""
-        if self._goes_on.pop(worker, None) == step:
+        """The worker's step is computed. If it is in the same update as the one before, that goes by its name now."""
+        own = self._own.get(worker)
+        if own and own.start == step:
+            self._own[worker] = own[1:]
+            before = Update(worker, step - 1)
+            if self._shelf.has(before):
+                self._shelf.name(Update(worker, step), before, ("update", worker, step))
             self.dropped(worker, step - 1)
 
     def when_free(self, worker: int, call: Callable[[], None]) -> None:

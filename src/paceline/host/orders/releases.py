@@ -64,8 +64,10 @@ class Releases:
         seat = self._seats[worker]
         if not seat.trains:  # the machine is about to hear that the worker has left
             return
-        seat.step = order.step
+        seat.step, seat.last = order.step, order.last
         self._unsent.setdefault(worker, [])
+        if self._steps is None:
+            self._pushes.released(order)
         if order.parameters == "own":
             if self._steps is None:
                 self._go_on(order)
@@ -141,9 +143,7 @@ class Releases:
 
     def _go_on(self, order: Release) -> None:
         """Let the worker make a further step of its own parameters."""
-        area = self._pushes.goes_on(order.worker, order.step)
-        assert area is not None  # the step before has its place until this one is computed
-        self._tell(order, -1, area, [])
+        self._tell(order, -1, self._pushes.begun(order.worker, order.step - 1), [])
 
     def _compute(self, order: Release, item: Item, lacking: list[tuple[int, float]], *, took: bool = False) -> None:
         """`took`: whether the worker has just taken the item, a version."""
@@ -161,7 +161,9 @@ class Releases:
     ) -> None:
         self._report((ComputesTaken if took else Computes)(order.worker))
         dropped = self._dropped.pop(order.worker, [])
-        compute = messages.worker.Compute(order.step, order.version, place, area, lacking, order.progress, dropped)
+        compute = messages.worker.Compute(
+            order.step, order.version, place, area, lacking, order.progress, order.steps, order.pace, dropped
+        )
         self._send(order.worker, compute)
         for do in self._unsent.pop(order.worker, ()):
             do()

@@ -80,6 +80,7 @@ class WorkerReports:
         """The worker computes no step any more."""
         seat.released = None
         self._cluster.aggregation.idles(seat.worker)
+        self._cluster.own_steps.ends(seat.worker)
 
     def _computed(self, seat: WorkerState, step: int, edits: Sequence[StateEdit]) -> None:
         """The worker's step is computed: it no longer reads that version, and its update is about to come."""

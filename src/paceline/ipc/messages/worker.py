@@ -190,6 +190,8 @@ class LeaseWanted(Message):
     """The digest of all these blocks."""
     ahead: Count = 0
     """Batches that the worker has been leased and has not begun with."""
+    most: Count = 1
+    """How many it has a use for without another word of the run."""
     begins: tuple[Count, Count] | None = None
     """The batch that it begins with meanwhile, if that was leased ahead of use."""
 
@@ -250,6 +252,8 @@ class Declined(Message):
     """The script is done with the epochs before this one."""
     paused: bool = False
     """Whether the worker only waits for the others, as `Pause` has told it to, and goes on after that."""
+    revoked: bool = False
+    """Whether it goes on with its next release, as `Revoke` has told it to. `paused` is true as well."""
 
 
 class EpochsOver(Message):
@@ -551,8 +555,17 @@ class Compute(Message):
     """(push area, scale) of updates that this worker pushed and the version lacks. The worker subtracts them itself."""
     progress: Count = 0
     """Batches that the run had used as the step was released: applied, skipped or missed."""
+    steps: Count = 1
+    """How many steps it may make from this one on. It goes on to each further one with its own parameters as they are,
+    unless `Revoke` comes."""
+    pace: Count = 0
+    """How many further batches count as used by then, for each batch of its own."""
     dropped: list[Count] = msgspec.field(default_factory=list)
     """Steps of this worker whose updates no version will have, as is known since its last release."""
+
+
+class Revoke(Message):
+    """Make no further step before the next `Compute`. `Declined` with `revoked` answers this, if there was one left."""
 
 
 class MakeUpdate(Message):
@@ -578,6 +591,8 @@ class Keep(Message):
     step: int
     epoch: int
     """The first epoch that has batches left then. Before it, the script does what it does once in each epoch."""
+    used: Count = 0
+    """Batches that the run has used by then: if it is stopped, the script's last call of a scheduler follows these."""
     applied: int = -1
     """The last step of this worker that a version has, as of the snapshot."""
 
@@ -625,6 +640,8 @@ class Leased(Message):
     """Whether another worker may be given it until you begin with it."""
     begun: bool = True
     """Whether the batch that you begin with is still yours."""
+    along: list[int] = msgspec.field(default_factory=list)
+    """The indices of further batches of that epoch that are yours, too."""
 
 
 class EpochOver(Message):
@@ -718,6 +735,7 @@ ToWorker = (
     | Begin
     | Arrives
     | Compute
+    | Revoke
     | MakeUpdate
     | MakeStep
     | Keep

@@ -40,7 +40,7 @@ from paceline.records.violations import (
 )
 
 _BATCHES = """
-    SELECT epoch, batch, 'leased' AS what, rowid, worker, during, NULL FROM leases WHERE batch >= 0
+    SELECT epoch, batch, 'leased' AS what, rowid, worker, max(during, -1 - during), NULL FROM leases WHERE batch >= 0
     UNION ALL SELECT epoch, batch, 'looked', rowid, worker, NULL, NULL FROM looks WHERE batch IS NOT NULL
     UNION ALL SELECT epoch, batch, 'used', rowid, worker, step, used FROM batches
     ORDER BY epoch, batch, what, 4

@@ -187,8 +187,8 @@ class _Pass:
     def _released(self, order: Release, at: float) -> None:
         found = self._found
         first, last = found.range_of.get(order.worker, (order.step, order.step))
-        found.range_of[order.worker] = min(first, order.step), max(last, order.step)
-        if order.step == found.step:
+        found.range_of[order.worker] = min(first, order.step), max(last, order.last)
+        if found.step is not None and order.step <= found.step <= order.last:
             found.steps[order.worker] = ReleasedStep(at, order.version, order.why)
 
     def _judge(self, ended: Iterable[WorkerWait], now: float) -> None:

@@ -258,7 +258,7 @@ class PacedLoader(_Paced, SharedOut):
             self._loops.epoch += 1
             within = last  # which may go on
         elif session.here and self._was_a_look(last):
-            last.leased.clear()
+            last.return_leased()
             within = last.within  # its epoch begins anew
         else:
             if session.here:
@@ -310,15 +310,14 @@ class PacedLoader(_Paced, SharedOut):
                 "or zip(loader, loader)); batches are shared out to one loop at a time: give the other loop a "
                 "DataLoader of its own, which prepare() does not get"
             )
-        inner.leased.clear()
+        inner.return_leased()
         self._loops.epoch, session.loop = loop.epoch, loop
 
     def _give_back_fetched(self, loop: EpochLoop) -> None:
         """Give back what was fetched for this loop and not handed out: any worker may lease it."""
-        if loop.leased:
-            self._session.link.say(GivenBack(pairs(loop.leased)))
-            loop.given_back.extend(loop.leased)
-            loop.leased.clear()
+        if returned := loop.return_leased():
+            self._session.link.say(GivenBack(pairs(returned)))
+            loop.given_back.extend(returned)
 
     def leases(self) -> Iterator[list[Any]]:
         """See `SharedOut`. A class that fetches batches by itself gets sample ids alone, and a batch counts at once."""
@@ -351,8 +350,11 @@ class _Asking:
         loop, session = self._loop, self._session
         if loop.ran_out or (session.go is None and not session.joins):
             raise StopIteration
+        if loop.along:
+            return self._lease(loop.along.popleft())
         link, begins = session.link, loop.begins
-        got = link.lease(loop.epoch, self._orders, len(loop.leased) - (begins is not None), begins)
+        ahead = len(loop.leased) - (begins is not None)
+        got = link.lease(loop.epoch, self._orders, ahead, session.permit.batches, begins)
         if begins is not None:
             loop.begun = got.begun
         while isinstance(got, EpochOver) and self._may_look_further():
@@ -367,12 +369,16 @@ class _Asking:
                 link.raise_if_interrupted()
             raise StopIteration
         batch = Batch(got.epoch, got.index)
-        loop.leased.append(batch)
+        loop.along.extend(Batch(got.epoch, index) for index in got.along)
         if got.ahead:
             loop.ahead[batch] += 1
         if session.joins and session.here:
             session.join()  # before the batch is fetched, as what draws randomness does so by its step
-        return [BatchTag(link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]
+        return self._lease(batch)
+
+    def _lease(self, batch: Batch) -> list[Any]:
+        self._loop.leased.append(batch)
+        return [BatchTag(self._session.link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]
 
     def _may_look_further(self) -> bool:
         """Whether this is a look from inside a loop, at an epoch of which other workers have all batches."""

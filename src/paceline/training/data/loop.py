@@ -29,6 +29,8 @@ class EpochLoop:
     """Whether it was left nothing when it asked for a batch, as it came to its end or fetched ahead."""
     leased: deque[Batch] = field(default_factory=deque)
     """Leased, and neither handed out nor given back yet."""
+    along: deque[Batch] = field(default_factory=deque)
+    """Leased along with these, and not asked for by torch's iterator yet."""
     ahead: Counter[Batch] = field(default_factory=Counter)
     """Batches leased ahead of use: another worker may have been given them."""
     begins: Batch | None = None
@@ -42,7 +44,14 @@ class EpochLoop:
     @property
     def batches(self) -> tuple[Batch, ...]:
         """All that it was leased, in that order."""
-        return (*self.handed_out, *self.given_back, *self.leased)
+        return (*self.handed_out, *self.given_back, *self.leased, *self.along)
+
+    def return_leased(self) -> list[Batch]:
+        """Return what it was leased and has not handed out, and forget that."""
+        returned = [*self.leased, *self.along]
+        self.leased.clear()
+        self.along.clear()
+        return returned
 
 
 class Loops:

@@ -216,7 +216,9 @@ class RunSchedules:
 
     def progress(self) -> tuple[int, int] | None:
         """See `FollowedRun`."""
-        return (self._session.run_used, self._session.used) if self._session.looping else None
+        session = self._session
+        used = session.run_used if session.go is not None else max(session.run_used, session.snapshots.used)
+        return (used, session.used) if session.looping else None
 
     def remark_once(self, key: str, line: str) -> None:
         """See `FollowedRun`."""
