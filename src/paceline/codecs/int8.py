@@ -30,14 +30,12 @@ class Int8(Codec):
 
     def encode(self, values: Tensor, into: Tensor) -> None:
         """See `Codec`."""
-        count, blocks = values.numel(), self._blocks(values.numel())
-        lines = values.new_zeros(blocks, self.block)
-        lines.view(-1)[:count] = values
-        scales = lines.abs().amax(dim=1).div_(127)
-        scales[scales == 0] = 1
-        numbers = lines.div_(scales[:, None]).round_().clamp_(-127, 127).nan_to_num_(0)  # the scale stays NaN
-        into[: 4 * blocks].copy_(scales.view(into.dtype))
-        into[4 * blocks :].view(_int8()).copy_(numbers.view(-1)[:count])
+        begin, whole = 4 * self._blocks(values.numel()), values.numel() - values.numel() % self.block
+        scales, numbers = into[:begin].view(values.dtype), into[begin:].view(_int8())
+        if whole:
+            _encode(values[:whole].view(-1, self.block), scales[: whole // self.block], numbers[:whole])
+        if whole < values.numel():
+            _encode(values[whole:].view(1, -1), scales[-1:], numbers[whole:])
 
     def decode(self, encoded: Tensor, into: Tensor) -> None:
         """See `Codec`."""
@@ -49,6 +47,13 @@ class Int8(Codec):
 
     def _blocks(self, count: int) -> int:
         return -(-count // self.block)
+
+
+def _encode(blocks: Tensor, scales: Tensor, numbers: Tensor) -> None:
+    """Encode these blocks, a row for each. One with a NaN or an infinity has such a scale."""
+    scales.copy_(blocks.abs().amax(dim=1).div_(127))
+    scales[scales == 0] = 1
+    numbers.copy_((blocks / scales[:, None]).round_().clamp_(-127, 127).view(-1))  # a denormal scale is too small
 
 
 def _int8() -> torch.dtype:
