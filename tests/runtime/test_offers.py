@@ -18,7 +18,7 @@ HEAVY = msgspec.structs.replace(OFFER, state_bytes=STATE)
 
 def needed(protocol: str, *, here: int = 3, keeps: bool = False) -> int:
     """How many bytes three workers need, as the message says."""
-    line = lack_of_memory(HEAVY, registry()[protocol], 3, 0, here=here, keeps=keeps)
+    line = lack_of_memory(HEAVY, choose(protocol, registry()), 3, 0, here=here, keeps=keeps)
     assert ("a copy of each state for snapshots" in line) == keeps
     found = re.search(r" needs ([0-9,]+) bytes of memory ", line)
     assert found
@@ -29,8 +29,8 @@ def needed(protocol: str, *, here: int = 3, keeps: bool = False) -> int:
 def test_a_run_that_takes_snapshots_needs_memory_for_a_copy_of_each_state(protocol: str, states: int) -> None:
     with_snapshots, without = (needed(protocol, keeps=keeps) for keeps in (True, False))
     assert with_snapshots - without == states * STATE
-    assert lack_of_memory(HEAVY, registry()[protocol], 3, with_snapshots, here=3, keeps=True) == ""
-    assert lack_of_memory(HEAVY, registry()[protocol], 3, with_snapshots - 1, here=3, keeps=True) != ""
+    assert lack_of_memory(HEAVY, choose(protocol, registry()), 3, with_snapshots, here=3, keeps=True) == ""
+    assert lack_of_memory(HEAVY, choose(protocol, registry()), 3, with_snapshots - 1, here=3, keeps=True) != ""
 
 
 @pytest.mark.parametrize(("protocol", "own"), [("asp", 0), ("ps-plus", OFFER.slot_bytes + STATE)])
@@ -38,7 +38,7 @@ def test_a_worker_on_another_machine_reads_its_version_there_and_keeps_what_is_i
     """Only its update comes here."""
     all_here, one_here = (needed(protocol, here=here) for here in (3, 1))
     assert all_here - one_here == 2 * (OFFER.slot_bytes + own)
-    line = lack_of_memory(HEAVY, registry()[protocol], 3, 0, here=1, keeps=False)
+    line = lack_of_memory(HEAVY, choose(protocol, registry()), 3, 0, here=1, keeps=False)
     assert line.startswith("training this model with 1 of 3 workers on this machine needs ")
 
 
@@ -46,6 +46,19 @@ def test_workers_that_prepare_different_numbers_of_plateaus_do_not_fit_together(
     one = msgspec.structs.replace(OFFER, plateaus=1)
     assert difference(one, one) == ""
     assert difference(one, OFFER).startswith("it gives prepare() 0 ReduceLROnPlateau, the other 1; every worker must")
+
+
+def test_an_outer_optimizer_s_momentum_takes_a_version_s_memory_and_what_encodes_four_a_worker() -> None:
+    without = needed("diloco:outer_momentum=0,outer=sgd")
+    assert needed("diloco") - without == OFFER.slot_bytes
+    assert (
+        needed("diloco", keeps=True) - needed("diloco:outer_momentum=0,outer=sgd", keeps=True) == 2 * OFFER.slot_bytes
+    )
+    encodes = msgspec.structs.replace(HEAVY, encoded_cuts=[0, 1])
+    line = lack_of_memory(
+        encodes, choose("bsp", registry()), 3, needed("bsp") + 12 * OFFER.slot_bytes - 1, here=3, keeps=False
+    )
+    assert "what each worker encodes" in line
 
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "c"}

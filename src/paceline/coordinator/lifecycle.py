@@ -118,9 +118,9 @@ class Gathering:
             return True
         why = lack_of_work(first, settings) if run_state.policy.decides else ""
         why = why or lack_of_metrics(first, settings) or unfit(first, settings)
-        spec, workers, keeps = settings.choice.spec, settings.workers, settings.checkpoint > 0
+        choice, workers, keeps = settings.choice, settings.workers, settings.checkpoint > 0
         here = workers if run_state.others is None else len(run_state.others.workers_here())
-        why = why or lack_of_memory(first, spec, workers, available_bytes(), here=here, keeps=keeps)
+        why = why or lack_of_memory(first, choice, workers, available_bytes(), here=here, keeps=keeps)
         if why:
             run_state.shutdown.refuse(why)
         self.fit = not why

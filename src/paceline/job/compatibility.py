@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from paceline.core.choice import nearest
+from paceline.core.choice import Choice, nearest
 from paceline.core.leases import Dealing
-from paceline.core.machine import Spec
 from paceline.core.phrases import listed, workers_named
 from paceline.core.placement import HEAD
 from paceline.host.memory_plan import BESIDE_READERS
@@ -68,7 +67,7 @@ def unequal_hosts(offers: Mapping[int, Offered], hosts: Mapping[int, str]) -> st
     return ""
 
 
-def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, here: int, keeps: bool) -> str:
+def lack_of_memory(offer: Offered, choice: Choice, workers: int, available: int, *, here: int, keeps: bool) -> str:
     """Say why this model does not fit into the `available` bytes. Empty: it fits. `here`: workers on this machine.
 
     Only places that runs use are counted, as the plan's other places take no memory. With a store, each worker reads a
@@ -76,7 +75,8 @@ def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, 
     worker computes. If the store does not step the optimizer, every worker has its own parameters and state. A run that
     `keeps` snapshots copies each state for them.
     """
-    state_bytes = 2 * offer.state_bytes if keeps else offer.state_bytes
+    spec, copies = choice.spec, 2 if keeps else 1
+    state_bytes = copies * offer.state_bytes
     if spec.state == "replicas":
         areas = 3 * workers + 2
         needed = areas * offer.push_bytes + 2 * offer.fixed_bytes + workers * state_bytes
@@ -89,6 +89,8 @@ def lack_of_memory(offer: Offered, spec: Spec, workers: int, available: int, *, 
         needed = 2 * offer.fixed_bytes + (slots + 1) * offer.slot_bytes + workers * offer.push_bytes
         steps_in_store = spec.optimizer == "store"
         needed += state_bytes if steps_in_store else here * (state_bytes + offer.slot_bytes)
+        if spec.optimizer == "outer" and spec.outer(choice.config).momentum:
+            needed += copies * offer.slot_bytes
         needed += 4 * here * offer.slot_bytes if offer.encoded_cuts else 0  # see `training.residual`
         state = "the optimizer's state" if steps_in_store else "each worker's own parameters and optimizer's state"
         state += ", what each worker encodes" if offer.encoded_cuts else ""
