@@ -154,7 +154,7 @@ class Releases:
     ) -> None:
         self._report((ComputesTaken if took else Computes)(order.worker))
         compute = messages.worker.Compute(
-            order.step, order.version, place, area, lacking, order.progress, order.steps, order.pace
+            order.step, order.version, place, area, lacking, order.progress, order.steps, order.pace, order.cut
         )
         self._send(order.worker, compute)
         for do in self._unsent.pop(order.worker, ()):

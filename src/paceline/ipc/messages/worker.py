@@ -548,6 +548,9 @@ class Compute(Message):
     unless `Revoke` comes."""
     pace: Count = 0
     """How many further batches count as used by then, for each batch of its own."""
+    cut: bool = False
+    """Whether another `Compute` permits the further steps of its round. Else it makes the round's update after these,
+    unasked."""
 
 
 class Revoke(Message):
