@@ -81,8 +81,8 @@ DEATH = '[[event]]\nworker = 1\nat = "650ms"\nkill = true\n'
 RETURN = DEATH + 'rejoin_after = "300ms"\n[[event]]\nworker = 1\nat_step = 7\nkill = true\nrejoin_after = "200ms"\n'
 """Twice."""
 
-RETURNS = ("asp", "ad-psgd")
-"""Protocols with a store and with replicas."""
+RETURNS = ("asp", "ad-psgd", "local-sgd:every=3")
+"""Protocols with a store, with replicas, and with rounds of own steps."""
 PROTOCOLS = ("asp", "hsp", "ps-plus", "ad-psgd", "ripples")
 LONG = ("hsp", "ripples")
 """Others with a store and with replicas are tried by default."""

@@ -112,10 +112,11 @@ class Coordinator:
                     self._tell_decisions(worker)
                 if order.parameters == "own" and run_state.data.owned:
                     run_state.versions.counts(worker)  # a joiner has no replica if no other worker is left
-                member, steps = run_state.members[worker], 1 if run_state.policy.directed else order.steps
+                told = order.at(*run_state.data.progress(order), run_state.policy.directed and order.steps > 1)
+                member = run_state.members[worker]
                 if member.trains:
-                    member.step, member.last, member.ordered_at = step, step + steps - 1, at
-                run_state.cluster.carry_out(order.at(*run_state.data.progress(order), steps), at)
+                    member.step, member.last, member.ordered_at = step, told.last, at
+                run_state.cluster.carry_out(told, at)
             case StartPull() | StartPush() | AdjustTraining() | EndRound():
                 if isinstance(order, StartPush):
                     run_state.data.pushed(order)

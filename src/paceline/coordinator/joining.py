@@ -170,6 +170,8 @@ class Joining:
     _output: WorkerOutput
     _next_steps: dict[int, int] = field(default_factory=dict)
     """By worker: the next step number that is unused."""
+    _last: dict[int, int] = field(default_factory=dict)
+    """By worker: the last step of its last release."""
     _ready: dict[int, int] = field(default_factory=dict)
     """By worker that takes part, as the machine was told: how many of its gradients were ready."""
     _joins: Counter[int] = field(default_factory=Counter)
@@ -224,7 +226,8 @@ class Joining:
     def released(self, order: Release) -> None:
         """The order is about to be carried out. A joiner that was given no replica begins with the recorded mean."""
         worker = order.worker
-        self._next_steps[worker] = max(self._next_steps.get(worker, 0), order.last + 1)
+        self._next_steps[worker] = max(self._next_steps.get(worker, 0), order.step + 1)
+        self._last[worker] = order.last
         if worker not in self._without or order.parameters != "own" or not self._data.owned:
             return
         if worker in self._members.absent():  # it has left since: the machine is about to hear that
@@ -251,8 +254,10 @@ class Joining:
             case TrainingBegan(members=members):
                 for worker, _, step in members:
                     self._ready[worker] = self._next_steps[worker] = step
-            case GradientReady(worker=worker):
+            case GradientReady(worker=worker, step=step):
                 self._ready[worker] += 1
+                if step < self._last.get(worker, -1):  # it is at the next one by now
+                    self._next_steps[worker] = step + 2
             case WorkerLeft(worker=worker):
                 self._ready.pop(worker, None)
             case ReplicaCopied(worker=worker):

@@ -32,23 +32,26 @@ class Release:
     """
     steps: int = 1
     """How many steps it permits. With a store, those after the first are as by `own`, and wait for nothing. Each has
-    its `GradientReady`. `EndRound` revokes those that are not made."""
+    its `GradientReady`. `EndRound` revokes those that are not made. After the last one their update is made."""
     progress: int = field(default=0, compare=False)
     """Batches that the run has used when this is carried out, which the coordinator fills in. Schedules follow it."""
     pace: int = field(default=0, compare=False)
     """How many further ones count as used with each of this worker's in its round. The coordinator fills this in."""
+    cut: bool = field(default=False, compare=False)
+    """Whether the coordinator permits only the first of these steps for now, as in a replay."""
     why: Why = field(default=UNSAID, compare=False)
 
-    def at(self, progress: int, pace: int, steps: int) -> Release:
+    def at(self, progress: int, pace: int, cut: bool) -> Release:
         """Return it as it is carried out with these values. `dataclasses.replace` takes five times as long."""
         return Release(
             worker=self.worker,
             step=self.step,
             version=self.version,
             parameters=self.parameters,
-            steps=steps,
+            steps=1 if cut else self.steps,
             progress=progress,
             pace=pace,
+            cut=cut,
             why=self.why,
         )
 

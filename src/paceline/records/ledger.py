@@ -577,8 +577,8 @@ class Ledger:
         for position, order in enumerate(orders):
             body = msgspec.to_builtins(order)
             why = _json(body.pop("why"))
-            body.pop("progress", None)  # it follows from the facts before, and isn't the machine's
-            body.pop("pace", None)
+            for name in ("progress", "pace", "cut"):  # they follow from the facts before, and aren't the machine's
+                body.pop(name, None)
             rows["orders"].append((None, number, position, *_columns(order), _json(body), why))
 
 

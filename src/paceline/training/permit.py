@@ -39,9 +39,13 @@ class Permit:
     def further(self) -> Compute | None:
         """Return the next step, if it is permitted. Else the worker waits for a release, and tells why if it has to."""
         session, go = self._session, self._session.go
-        if go is None or go.steps == 1 or go.step == self._last:
+        if go is None or go.step == self._last:
             return None
         self.ends()
+        if go.steps == 1:
+            if not go.cut:
+                session.make_update()
+            return None
         if session.link.goes_on(go.step + 1):
             used = go.progress + go.pace * self._used
             return structs.replace(go, step=go.step + 1, slot=-1, steps=go.steps - 1, progress=used)

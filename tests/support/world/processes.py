@@ -519,9 +519,11 @@ class Worker(Program):
     def _further(self) -> bool:
         """Whether it goes on by itself, as its last release permits, and it has heard nothing against that by now."""
         go = self._go
-        if go is None or go.steps == 1:
-            return False
         self._go = None
+        if go is None or go.steps == 1:
+            if self._rounds and go is not None:
+                self._makes_update()
+            return False
         while self._line.ready():
             message, files = self._line.receive()
             self._files += files

@@ -1,4 +1,4 @@
-"""Updates of several own steps, as the head sees to them: each is made by its worker as its push is ordered."""
+"""Updates of several own steps, as the head sees to them. A worker makes its own, unasked or as its push is ordered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.ipc import messages
 class OwnSteps:
     """Asks workers to make updates. Pure.
 
-    A worker that makes no further step may have no time to listen: it makes its update unasked.
+    A worker at its round's end makes its update unasked. It may have no time to listen, or be far away.
     """
 
     def __init__(self, send: Callable[[int, messages.Message], None], made: Callable[[StartPush], object]) -> None:

@@ -162,7 +162,16 @@ class Releases:
         self._report((ComputesTaken if took else Computes)(order.worker))
         dropped = self._dropped.pop(order.worker, [])
         compute = messages.worker.Compute(
-            order.step, order.version, place, area, lacking, order.progress, order.steps, order.pace, dropped
+            order.step,
+            order.version,
+            place,
+            area,
+            lacking,
+            order.progress,
+            order.steps,
+            order.pace,
+            order.cut,
+            dropped,
         )
         self._send(order.worker, compute)
         for do in self._unsent.pop(order.worker, ()):

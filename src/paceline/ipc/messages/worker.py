@@ -560,6 +560,9 @@ class Compute(Message):
     unless `Revoke` comes."""
     pace: Count = 0
     """How many further batches count as used by then, for each batch of its own."""
+    cut: bool = False
+    """Whether another `Compute` permits the further steps of its round. Else it makes the round's update after these,
+    unasked."""
     dropped: list[Count] = msgspec.field(default_factory=list)
     """Steps of this worker whose updates no version will have, as is known since its last release."""
 
