@@ -349,10 +349,10 @@ def told(settings: str, *facts: Fact) -> tuple[Order, ...]:
 
 
 def test_a_straggler_that_dies_before_it_is_out_is_out_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_switch, "slow", lambda *_: [1])
-    two_steps = (ready(0, 0, 0), arrived(0, 0), ready(0, 1, 1), arrived(0, 1))
-    settings = "first=asp,switch_at=0.5,stragglers=elastic,consecutive=1"
-    assert told(settings, began(0, 1), *two_steps, left(1), joined(1, 1)) == (Hold(worker=1),)
+    monkeypatch.setattr(sync_switch, "slow", lambda *_: [0])
+    round_one = (ready(0, 0, 0), arrived(0, 0), ready(1, 0, 0), arrived(1, 0))  # and worker 0 computes ahead
+    settings = "first=hsp:idle=always,switch_at=0.5,stragglers=elastic,consecutive=1"
+    assert told(settings, began(0, 1), *round_one, left(0), joined(0, 2)) == (Hold(worker=0),)
 
 
 def test_a_phase_that_ends_for_a_straggler_ends_for_that_also_if_the_planned_work_is_done_meanwhile(

@@ -49,6 +49,8 @@ class _Draft:
     """The SHA-256 of each that is there."""
     failed: bool = False
     """Whether a file of it can't be made. It will not be whole."""
+    keeps: bool = False
+    """Whether workers have what is nowhere else: what their scripts keep, or their optimizers' states."""
     noted: int | None = None
     """What to ask the ledger for once all files are there; see `Ledger.ask`."""
 
@@ -71,7 +73,7 @@ class Snapshots:
         self.machine: Machine | None = None
         """The one that decides; None: a director does."""
         self.keeps = False
-        """Whether workers have what is nowhere else: what their scripts keep, or their optimizers' states."""
+        """Whether scripts keep something."""
         self.stays: set[int] = set()
         """Facts whose snapshots stay, as segments of the run began from them."""
         self._run = settings.folder
@@ -101,6 +103,8 @@ class Snapshots:
         """Workers that died, until a gradient of them is told once more: they may lack what others hand over."""
         self._wanted = False
         """Whether a snapshot is due at the end of this fact's orders."""
+        self._postponed = False
+        """Whether the one that was due waits for the next version, as another part of the protocol has taken over."""
         self._number = 1
         """The number of the next snapshot."""
         self._asked: dict[int, int | None] = {}
@@ -129,7 +133,7 @@ class Snapshots:
             case GradientReady(worker=worker, step=step):
                 self._next_steps[worker] = step + 1
                 self._new.discard(worker)
-                self._in_a_round = self._spec.rounds
+                self._in_a_round = self._cluster.spec.rounds
             case WorkerLeft(worker=worker, reason="died"):
                 self._new.add(worker)
             case TrainingBegan(members=members):
@@ -138,8 +142,13 @@ class Snapshots:
     def ordered(self, version: int) -> None:
         """A version was ordered, of the store or of a replica."""
         self._version, self._in_a_round = version, False
-        if (self._due.reached(self._data.samples) or self._stop is not None) and self._draft is None:
-            self._wanted = True
+        reached = self._due.reached(self._data.samples) or self._postponed or self._stop is not None
+        if reached and self._draft is None:
+            self._wanted, self._postponed = True, False
+
+    def postpone(self) -> None:
+        """Another part of the protocol decides from now on: the optimizer's state is on its way, and in no file."""
+        self._postponed, self._wanted = self._postponed or self._wanted, False
 
     def before_release(self) -> None:
         """A worker is about to go on. If a snapshot is due, the workers pack their parts of it first."""
@@ -176,7 +185,7 @@ class Snapshots:
         whole then, too, but a resumed run may come to other bits.
         """
         self._stop = go_on
-        if not self._takes or not self._in_a_round:
+        if not self._takes or not (self._in_a_round or self._cluster.switches.part is not None):
             self._take_last()
         else:
             self._loop.after(LAST_ROUND, self._take_last)
@@ -245,7 +254,7 @@ class Snapshots:
         training = [member for member in self._members.values() if member.trains]
         if self._takes and self._next_steps and training and not self._stopped:
             self.ask(training)
-            if self._draft is None and not self._in_a_round:
+            if self._draft is None and not self._in_a_round and self._cluster.switches.part is None:
                 self._stopped = True
                 if self._newest < self._ledger.facts:
                     self._take()
@@ -265,6 +274,7 @@ class Snapshots:
             leases=self._data.plain(),
             epoch=self._data.epoch,
             next_steps=dict(self._next_steps),
+            part=self._cluster.part,
             edits=self._versions.edits.known().edit,
             shared_metrics=self._plateaus.shared,
             scalars={worker: one.scalars for worker, one in self._members.items() if worker in self._next_steps},
@@ -276,7 +286,8 @@ class Snapshots:
         packing = {worker for worker, epoch in self._asked.items() if epoch is None}
         epochs = [epoch for epoch in self._asked.values() if epoch is not None]
         awaited = {*files, *map(worker_file, self._asked)}
-        self._draft = _Draft(state, folder, self._number, awaited, packing, epochs)
+        keeps = self.keeps or self._cluster.spec.optimizer != "store"
+        self._draft = _Draft(state, folder, self._number, awaited, packing, epochs, keeps=keeps)
         lacks = self._lacks
         self._number, self._asked, self._lacks = self._number + 1, {}, {}
         for file, why in lacks.items():
@@ -286,7 +297,7 @@ class Snapshots:
         draft = self._draft
         if draft is None or draft.awaited:
             return
-        if self.keeps and not draft.failed and not any(map(draft.files.get, map(worker_file, self._next_steps))):
+        if draft.keeps and not draft.failed and not any(map(draft.files.get, map(worker_file, self._next_steps))):
             draft.failed = True  # the scripts were ended before that
             why = "no worker has packed what it keeps"
             self._output.say(f"the snapshot after fact {draft.state.fact} can't be made: {why}")

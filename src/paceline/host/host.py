@@ -11,8 +11,8 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from paceline.core.choice import Choice
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
-from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable
@@ -68,7 +68,7 @@ class Host:
     def __init__(
         self,
         plan: MemoryPlan,
-        spec: Spec,
+        choice: Choice,
         workers: Workers,
         carrier: TransferManager | None,
         report: Callable[[HostReport], None],
@@ -97,11 +97,13 @@ class Host:
             name=name,
             head=head,
             host_of=host_of,
-            of_replicas=spec.state == "replicas",
+            of_replicas=choice.spec.state == "replicas",
             begins=lambda: self.start.on_its_way,
         )
         self._plan = plan
-        self._spec = spec
+        self.choice = choice
+        self.part = choice.part(choice.begins)
+        """The part of the protocol that decides."""
         self._workers = workers
         self._carrier = carrier
         self._report = report
@@ -122,12 +124,12 @@ class Host:
         self.prepared: set[int] = set()
         """Workers whose scripts have come to `prepare`, and that have not left."""
         self.attachments = Attachments(name, carrier)
-        self.start = TrainingStart(self, plan, spec, report, stand_in, name=name, head=head)
+        self.start = TrainingStart(self, plan, report, stand_in, name=name, head=head)
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
         self.replicas: HostReplicas | None = None
         """What sees to replicas, if each worker owns one."""
-        if spec.state == "replicas":
+        if choice.spec.state == "replicas":
             self.replicas = HostReplicas(
                 self.shelf,
                 plan,
@@ -248,6 +250,8 @@ class Host:
                 self.start.adopt(worker)
             case host_messages.Adopted():
                 self.start.adopted(message)
+            case host_messages.PartSwitched():
+                self.start.switched(message)
             case host_messages.AdmitWorker():
                 self._admit(message)
             case host_messages.JoinWorker(worker=worker):
@@ -387,7 +391,7 @@ class Host:
         newest = Version(self.versions.newest)
 
         def there(shown: int) -> None:
-            self._send_begin(worker, self._plan.admit(self._spec, shown, epoch, at, tells=self.tells), ())
+            self._send_begin(worker, self._plan.admit(self.part.spec, shown, epoch, at, tells=self.tells), ())
 
         if self.replicas is not None:
             there(self.replicas.shows(worker, None if order.item is None else item_of(order.item)))
@@ -462,7 +466,7 @@ class Host:
     @property
     def tells(self) -> bool:
         """Whether other hosts are brought what there is of updates that workers here compute."""
-        return self._spec.brings_early and not self.versions.makes_all and not self.adds_up
+        return self.part.spec.brings_early and not self.versions.makes_all and not self.adds_up
 
     def _bring(self, worker: int, version: Version, there: Callable[[], None]) -> None:
         """Bring the version outside of any step, until the worker's process ends. Whoever needs it has claimed it."""
@@ -585,7 +589,7 @@ class Host:
             if not seat.running:
                 return
             seat.trains = seat.trained = True
-            begin = self._plan.begin(self._spec, tells=self.tells)
+            begin = self._plan.begin(self.part.spec, tells=self.tells)
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
                 if self.replicas is not None:
@@ -603,7 +607,7 @@ class Host:
             case messages.worker.StepFinished(step=step):  # its version stays: it may be released on that once more
                 seat.step = None  # and its update, if the head asks for that before the worker leaves
                 self.pushes.computed(worker, step)
-                if not self._spec.updates_of_rounds:
+                if not self.part.spec.updates_of_rounds:
                     self._has_update(worker, step)
             case messages.worker.UpdateMade(step=step):
                 self._has_update(worker, step)
