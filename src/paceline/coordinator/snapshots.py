@@ -147,8 +147,12 @@ class Snapshots:
             self._wanted, self._postponed = True, False
 
     def postpone(self) -> None:
-        """Another part of the protocol decides from now on: the optimizer's state is on its way, and in no file."""
+        """Another part of the protocol decides from now on, and the optimizer's state is on its way.
+
+        What workers were asked to pack so far is of the part before.
+        """
         self._postponed, self._wanted = self._postponed or self._wanted, False
+        self._number, self._asked, self._lacks = self._number + 1, {}, {}
 
     def before_release(self) -> None:
         """A worker is about to go on. If a snapshot is due, the workers pack their parts of it first."""
@@ -208,7 +212,7 @@ class Snapshots:
         """The worker has packed its part of that snapshot. Its script has seen the ends of the epochs before that."""
         if number == self._number:
             self._asked[worker] = epoch
-        elif self._draft is not None and worker in self._draft.packing:
+        elif self._draft is not None and number == self._draft.number and worker in self._draft.packing:
             self._draft.packing.discard(worker)
             self._draft.epochs.append(epoch)
 
@@ -252,9 +256,10 @@ class Snapshots:
         if go_on is None:
             return
         training = [member for member in self._members.values() if member.trains]
-        if self._takes and self._next_steps and training and not self._stopped:
+        moves = self._cluster.switches.part is not None
+        if self._takes and self._next_steps and training and not self._stopped and not moves:
             self.ask(training)
-            if self._draft is None and not self._in_a_round and self._cluster.switches.part is None:
+            if self._draft is None and not self._in_a_round:
                 self._stopped = True
                 if self._newest < self._ledger.facts:
                     self._take()

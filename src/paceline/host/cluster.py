@@ -320,7 +320,7 @@ class Cluster:
         owns_replica, resumes = self.owns_replicas, self.snapshots.resumption is not None
         self.here.adds_up = self.plan.sums > 0 and len(self.workers) > 1
         for worker in workers:
-            self.seats[worker].trains = self.seats[worker].trained = self.seats[worker].begun = True
+            self.seats[worker].trains = self.seats[worker].trained = True
             if not self.seats[worker].elsewhere:
                 goes_on = self.others.goes_on(worker)
                 if goes_on is not None and goes_on.kept is not None:
@@ -369,7 +369,6 @@ class Cluster:
         worker = seat.worker
         if self.seats[worker] is not seat or not seat.here:
             return
-        seat.begun = True
         order = host_messages.AdmitWorker(worker, epoch, at, None if replica is None else fields_of(replica))
         if seat.elsewhere:
             self.others.admit(order)
@@ -751,7 +750,8 @@ class Cluster:
     @property
     def may_move(self) -> bool:
         """Whether a range may move now, as no version is being made: all have begun, and a version was made since."""
-        return self.newest > self._first and not self.versions.lends and not self.store.lost
+        switches = self.switches.part is not None
+        return self.newest > self._first and not (self.versions.lends or self.store.lost or switches)
 
     def recut(self, shards: Sequence[Shard]) -> None:
         """These make versions from now on. What they need for that is there."""

@@ -637,7 +637,16 @@ class Host:
         self.computing.finished(worker, step)
         self.there_is_more(Update(worker, step))
 
+    def tell_part(self, state: int | None) -> None:
+        """Tell the workers here which part of the protocol decides. `state`: what their optimizers go on with."""
+        begin = self._plan.begin(self.part.spec, tells=self.tells)
+        told = messages.worker.SwitchPart(begin.state, begin.local_steps, begin.pushes, begin.at_once, begin.tells)
+        for worker in self._workers.numbers:
+            if self.seats[worker].begun and self.seats[worker].running:
+                self._workers.send(worker, told, () if state is None else (state,))
+
     def _send_begin(self, worker: int, begin: messages.worker.Begin, files: tuple[int, ...]) -> None:
+        self.seats[worker].begun = True
         ends = [] if self.replicas is None else [self.replicas.averaging.connect(worker)]
         descriptors = (self.memory.region.descriptor, *(end.fileno() for end in ends), *files)
         self._workers.send(worker, begin, descriptors)

@@ -290,7 +290,7 @@ class PartSwitched(Message):
 
     part: int
     state: Attached | None
-    """What the store's optimizer goes on with, for a host with a shard, if that comes from workers."""
+    """What the host's part of the store's optimizer goes on with, or its workers' optimizers, if that has moved."""
     becomes: bool
     """Whether another optimizer makes versions from now on."""
 

@@ -402,8 +402,8 @@ class OtherHosts:
     def switched(self, part: int, state: int | None, *, becomes: bool) -> None:
         """That part decides from now on. `state`, `becomes`: see `host_messages.PartSwitched`."""
         for other in [one for one in self._others.values() if one.begun]:
-            there = None
-            if state is not None and other.name in self.makers:
+            there, for_store = None, self._cluster.spec.optimizer == "store"
+            if state is not None and (other.name in self.makers if for_store else other.workers):
                 there = self.attachments.attach(file_bytes(state), other.name)
             other.tell(host_messages.PartSwitched(part, there, becomes))
 

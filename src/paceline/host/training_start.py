@@ -145,16 +145,18 @@ class TrainingStart:
         self._bring(items, [] if state is None else [state], "adopted", there)
 
     def switched(self, order: host_messages.PartSwitched) -> None:
-        """That part decides from now on. Fetch what the store's optimizer goes on with. What else comes waits."""
-        host = self._host
-        host.part = host.choice.part(order.part)
+        """That part decides from now on. Fetch what optimizers here go on with. What else comes until then waits."""
+        host, part = self._host, self._host.choice.part(order.part)
 
         def there() -> None:
-            if host.ranges is not None and order.becomes:
-                host.store.send(messages.store.Become(host.part.outer))
-                with self.came(order.state) as file:
-                    if file is not None:
+            host.part, for_store = part, part.spec.optimizer == "store"
+            with self.came(order.state) as file:
+                if host.ranges is not None and order.becomes:
+                    host.store.send(messages.store.Become(part.outer))
+                    if for_store and file is not None:
                         host.store.send(messages.store.Load(), (file,))
+                if order.becomes:
+                    host.tell_part(None if for_store else file)
             self._go_on()
 
         self._waiting = []

@@ -26,7 +26,7 @@ class WorkerState:
     joined: int = 0
     """How many workers had joined before it, and itself; 0: it was there as training began."""
     begun: bool = False
-    """Whether its script has been told to go on after `prepare`."""
+    """Whether its host has told it to go on after `prepare`."""
     trains: bool = False
     """Whether it takes part."""
     trained: bool = False

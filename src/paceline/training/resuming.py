@@ -91,7 +91,7 @@ class Resuming:
                 buffer.copy_(buffers[name])
         if there is None:
             return
-        if self.holder.keeps_state:
+        if self.holder.keeps_state and there.state is not None:  # else a switch brings it
             context.load_optimizer(there)
         if kept:
             try:

@@ -118,7 +118,7 @@ class CommitQueue:
         return not (self._orders or self._committing)
 
     def when_idle(self, call: Callable[[], object]) -> None:
-        """Call once all orders are done."""
+        """Call once all orders are done, and no range moves."""
         self._when_idle = call
         self.go_on()
 
@@ -220,10 +220,12 @@ class CommitQueue:
 
     def go_on(self) -> None:
         """Begin the next commit, if none is under way."""
-        if self.idle and self._when_idle is not None:
+        if self._committing or self._rests():
+            return
+        if not self._orders:
             call, self._when_idle = self._when_idle, None
-            call()
-        if self._committing or self._rests() or not self._orders:
+            if call is not None:
+                call()
             return
         if self._shelf.free(self._plan.shared) is None:
             return  # until a version is on disk: no worker's claim can be what it waits for

@@ -30,6 +30,8 @@ class Switches:
         self._cluster = cluster
         self._report = report
         self._gives = gives
+        self._versions_made = False
+        """Whether all versions are made that were ordered before the switch."""
         self._awaited: dict[int, int | None] = {}
         """By worker that is to give its optimizer's state: the descriptor of that; None: it has not."""
 
@@ -45,12 +47,12 @@ class Switches:
             self._decides(part)
             cluster.others.switched(part, None, becomes=False)
             return
-        self.part = part
+        self.part, self._versions_made = part, False
         if after.optimizer == "store":
             self._awaited = {one: None for one in self._gives(list(members)) if cluster.seats[one].here}
             for worker in self._awaited:
                 cluster.send(worker, messages.worker.GiveState())
-        cluster.commits.when_idle(self._go_on)
+        cluster.commits.when_idle(self._have_made_versions)
 
     def given(self, worker: int, error: str | None, descriptors: Sequence[int]) -> None:
         """The worker gives its optimizer's state, or can't."""
@@ -75,9 +77,13 @@ class Switches:
         else:
             self._take_effect(descriptors[0])
 
+    def _have_made_versions(self) -> None:
+        self._versions_made = True
+        self._go_on()
+
     def _go_on(self) -> None:
         cluster = self._cluster
-        if self.part is None or None in self._awaited.values() or not cluster.commits.idle:
+        if self.part is None or None in self._awaited.values() or not self._versions_made:
             return
         part, store, shares = cluster.here.choice.part(self.part), cluster.store, cluster.shares
         if cluster.spec.optimizer == "store":
@@ -100,16 +106,12 @@ class Switches:
         """Tell all, and let the orders go on that have waited. `state`: the file of what goes elsewhere, if it does."""
         cluster, (number, self.part) = self._cluster, (self.part, None)
         assert number is not None
-        files = () if state is None or cluster.spec.optimizer != "store" else (state,)
         self._decides(number)
-        if files:
+        for_workers = cluster.spec.optimizer != "store"
+        if for_workers and state is not None:
             cluster.store.send(messages.store.Become(cluster.here.part.outer))
-        cluster.others.switched(number, None if files else state, becomes=True)
-        begin = cluster.plan.begin(cluster.spec, tells=cluster.here.tells)
-        told = messages.worker.SwitchPart(begin.state, begin.local_steps, begin.pushes, begin.at_once, begin.tells)
-        for worker, seat in cluster.seats.items():
-            if seat.begun and seat.here:
-                cluster.send(worker, told, files)
+        cluster.here.tell_part(state if for_workers else None)
+        cluster.others.switched(number, state, becomes=True)
         held, self.held = self.held, []
         for order in held:
             cluster.carry_out_now(order)

@@ -60,7 +60,7 @@ class WorkerReports:
                 self._cluster.commits.go_on()
             case messages.worker.StateWanted():
                 store, shares = self._cluster.store, self._cluster.shares
-                if self._cluster.spec.optimizer != "store":  # it has its own since, and will have heard of that
+                if self._cluster.here.choice.parts and self._cluster.spec.optimizer != "store":  # a switch brings it
                     self._cluster.send(worker, messages.worker.OptimizerState())
                 else:
                     shares.when_own_is_whole(lambda: store.send(messages.store.SendState(worker, *shares.ask())))
