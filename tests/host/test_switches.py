@@ -67,6 +67,24 @@ def test_a_version_that_was_ordered_before_a_switch_is_made_before_it() -> None:
     assert isinstance(two.store.sent[-1], messages.store.SendState)
 
 
+def test_a_process_that_comes_in_the_place_of_a_dead_one_is_not_told_what_that_was_to_do() -> None:
+    two = switching(TO_STORE)
+    two.leave(0)
+    two.returns(0)
+    two.host.join(0, [1])
+    two.carry_out(Release(worker=0, step=1, version=0, parameters="pull"))
+    two.crew.hear(1, messages.worker.StateGiven(None), "of worker 1")
+    assert [message.step for _, message in two.told if isinstance(message, messages.worker.Compute)] == [1]
+
+
+def test_what_is_to_come_after_a_switch_comes_before_the_orders_that_have_waited() -> None:
+    two, then = switching(TO_WORKERS), list[str]()
+    two.host.switches.when_done(lambda: then.extend(told(two, 0)))
+    assert not then
+    two.said_by_store(messages.store.StateReady(None, None), "the state")
+    assert then == ["SwitchPart"] != told(two, 0)
+
+
 def test_where_the_store_s_optimizer_steps_on_nothing_waits() -> None:
     two = switching("sync-switch:first=bsp,then=asp")
     assert (of_store(two), told(two, 0)) == ([], ["Compute"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -103,8 +104,6 @@ class Snapshots:
         """Workers that died, until a gradient of them is told once more: they may lack what others hand over."""
         self._wanted = False
         """Whether a snapshot is due at the end of this fact's orders."""
-        self._postponed = False
-        """Whether the one that was due waits for the next version, as another part of the protocol has taken over."""
         self._number = 1
         """The number of the next snapshot."""
         self._asked: dict[int, int | None] = {}
@@ -142,17 +141,22 @@ class Snapshots:
     def ordered(self, version: int) -> None:
         """A version was ordered, of the store or of a replica."""
         self._version, self._in_a_round = version, False
-        reached = self._due.reached(self._data.samples) or self._postponed or self._stop is not None
-        if reached and self._draft is None:
-            self._wanted, self._postponed = True, False
+        if (self._due.reached(self._data.samples) or self._stop is not None) and self._draft is None:
+            self._wanted = True
 
     def postpone(self) -> None:
-        """Another part of the protocol decides from now on, and the optimizer's state is on its way.
+        """The optimizer's state is on its way to where the next part of the protocol needs it.
 
-        What workers were asked to pack so far is of the part before.
+        A snapshot that is due is taken once it is there. What workers were asked to pack so far is of the part before.
         """
-        self._postponed, self._wanted = self._postponed or self._wanted, False
+        wanted, self._wanted = self._wanted, False
         self._number, self._asked, self._lacks = self._number + 1, {}, {}
+        if wanted:
+            self._cluster.switches.when_done(self._take_postponed)
+
+    def _take_postponed(self) -> None:
+        self._wanted = True
+        self.go_on()
 
     def before_release(self) -> None:
         """A worker is about to go on. If a snapshot is due, the workers pack their parts of it first."""
@@ -189,10 +193,11 @@ class Snapshots:
         whole then, too, but a resumed run may come to other bits.
         """
         self._stop = go_on
-        if not self._takes or not (self._in_a_round or self._cluster.switches.part is not None):
-            self._take_last()
+        last = partial(self._cluster.switches.when_done, self._take_last)
+        if not self._takes or not self._in_a_round:
+            last()
         else:
-            self._loop.after(LAST_ROUND, self._take_last)
+            self._loop.after(LAST_ROUND, last)
 
     def close(self, members: Iterable[Member]) -> bool:
         """All scripts have ended: take the last snapshot, unless that was done when the run was stopped.
@@ -256,8 +261,7 @@ class Snapshots:
         if go_on is None:
             return
         training = [member for member in self._members.values() if member.trains]
-        moves = self._cluster.switches.part is not None
-        if self._takes and self._next_steps and training and not self._stopped and not moves:
+        if self._takes and self._next_steps and training and not self._stopped:
             self.ask(training)
             if self._draft is None and not self._in_a_round:
                 self._stopped = True

@@ -546,6 +546,7 @@ class Cluster:
         """
         seat = self.seats[worker]
         seat.trains, seat.step, seat.released, seat.died = False, None, None, died
+        self.switches.left(worker)
         self.joins.left(worker, died)
         self.aggregation.cancel(worker)
         self.own_steps.left(worker)

@@ -24,8 +24,7 @@ machine.
 Ours:
 - While a phase ends, a worker with nothing under way leaves its machine, so the phase's rounds shrink instead of
   waiting. A worker that joins then waits for the next phase. A worker that has run out of data is no member of it.
-- A round of own steps closes with the steps that are done: from the fact that ends a phase on, a worker pushes what it
-  has subtracted so far. So does a straggler that is to be left out.
+- A phase ends with a version. So no worker is in the middle of a round of own steps then.
 - `rescale=linear`: as a phase begins in which a version is the mean of a gradient from each worker, learning rates are
   multiplied by the number of workers. Then, before a version, they are multiplied by the number of workers whose
   gradients are in it. A newcomer has the script's own rates.
@@ -402,8 +401,6 @@ class Machine:
                 case Release(worker=worker):
                     if self.draining is not None or worker in self.leaving:
                         turn.touched.append(worker)
-                        if order.parameters == "own":  # its round closes with the steps that are done
-                            self._tell(StepDeclined(worker=worker, step=order.step, at=turn.at), turn)
                         continue
                     self.roster.release(worker, order.version, order.why, order.parameters)
                     if self.watching:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.core.orders import Order
+from paceline.core.orders import Order, Release, StartPull, StartPush
 from paceline.host.events import Impossible, Report, StatesGiven
 from paceline.ipc import messages
 
@@ -27,6 +27,7 @@ class Switches:
         """The number of the part that is to decide; None: no switch is under way."""
         self.held: list[Order] = []
         """Orders that wait for the switch."""
+        self._when_done: list[Callable[[], object]] = []
         self._cluster = cluster
         self._report = report
         self._gives = gives
@@ -39,6 +40,13 @@ class Switches:
     def busy_with(self) -> str | None:
         """What is under way, for a person to read."""
         return None if self.part is None else "moving the optimizer's state for the next part of the protocol"
+
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Call once no switch is under way, before the orders go on that have waited for one."""
+        if self.part is None:
+            call()
+        else:
+            self._when_done.append(call)
 
     def begin(self, part: int, members: Sequence[int]) -> None:
         """Let that part decide. These workers take part in it."""
@@ -63,6 +71,11 @@ class Switches:
             return
         self._awaited[worker] = os.dup(descriptors[0])
         self._go_on()
+
+    def left(self, worker: int) -> None:
+        """The worker takes no part any more: what it was to do is not for a process that comes in its place."""
+        its_own = Release | StartPull | StartPush
+        self.held = [one for one in self.held if not (isinstance(one, its_own) and one.worker == worker)]
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended."""
@@ -112,6 +125,9 @@ class Switches:
             cluster.store.send(messages.store.Become(cluster.here.part.outer))
         cluster.here.tell_part(state if for_workers else None)
         cluster.others.switched(number, state, becomes=True)
+        done, self._when_done = self._when_done, []
+        for call in done:
+            call()
         held, self.held = self.held, []
         for order in held:
             cluster.carry_out_now(order)
