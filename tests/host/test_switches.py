@@ -6,9 +6,11 @@ import pytest
 
 from paceline.core.machine import Outer
 from paceline.core.orders import Release
-from paceline.host.events import StatesGiven
+from paceline.host import messages as host_messages
+from paceline.host.events import Attached, StatesGiven
 from paceline.ipc import messages
 from support.companies import Company, company
+from support.one_host import OneHost
 
 TO_STORE, TO_WORKERS = "sync-switch:first=local-sgd,then=bsp", "sync-switch:first=bsp,then=local-sgd"
 
@@ -88,3 +90,21 @@ def test_what_is_to_come_after_a_switch_comes_before_the_orders_that_have_waited
 def test_where_the_store_s_optimizer_steps_on_nothing_waits() -> None:
     two = switching("sync-switch:first=bsp,then=asp")
     assert (of_store(two), told(two, 0)) == ([], ["Compute"])
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_workers_of_another_host_have_the_state_before_what_is_ordered_after_the_switch(early: bool) -> None:
+    """Also where the switch comes while what training begins with is still on its way."""
+    host = OneHost((2, 3), 4, TO_WORKERS)
+    host.trains((2, 3))
+    begins = lambda: (host.comes(1), host.comes(2))  # noqa: E731
+    if not early:
+        begins()
+    host.host.tell(host_messages.PartSwitched(1, Attached("state", 7)))
+    host.host.tell(host_messages.TellWorker(2, messages.worker.Pause()))
+    if early:
+        begins()
+    assert host.told(messages.worker.SwitchPart) == host.told(messages.worker.Pause) == []
+    host.comes(3)
+    assert (host.told(messages.worker.SwitchPart), host.told(messages.worker.Pause)) == ([2, 3], [2])
+    assert host.host.part.spec.name == "local-sgd"

@@ -404,7 +404,10 @@ def test_no_two_protocols_of_one_state_give_one_code_two_sentences() -> None:
         ("first=sync-switch", "sync-switch can't contain itself"),
         ("first=ssp:bound=-1", "bound is -1"),
         ("first=ssp:bund=1", '"bund"'),
-        ("first=asp,stragglers=elastic", "under asp no worker waits for a straggler; name a first protocol that goes in"),
+        (
+            "first=asp,stragglers=elastic",
+            "under asp no worker waits for a straggler; name a first protocol that goes in",
+        ),
         ("then=diloco,momentum=zero", "under diloco each worker's own optimizer keeps its momentum; leave it at keep"),
         ("then=", 'unknown protocol ""'),
     ],

@@ -286,13 +286,11 @@ class Adopted(Message):
 
 
 class PartSwitched(Message):
-    """That part of the protocol decides from now on: take note before all that comes after this."""
+    """That part of the protocol decides from now on, and another optimizer steps, or elsewhere."""
 
     part: int
     state: Attached | None
     """What the host's part of the store's optimizer goes on with, or its workers' optimizers, if that has moved."""
-    becomes: bool
-    """Whether another optimizer makes versions from now on."""
 
 
 class KeepItem(Message):

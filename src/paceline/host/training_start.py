@@ -151,12 +151,11 @@ class TrainingStart:
         def there() -> None:
             host.part, for_store = part, part.spec.optimizer == "store"
             with self.came(order.state) as file:
-                if host.ranges is not None and order.becomes:
+                if host.ranges is not None:
                     host.store.send(messages.store.Become(part.outer))
                     if for_store and file is not None:
                         host.store.send(messages.store.Load(), (file,))
-                if order.becomes:
-                    host.tell_part(None if for_store else file)
+                host.tell_part(None if for_store else file)
             self._go_on()
 
         self._waiting = []
@@ -223,7 +222,7 @@ class TrainingStart:
             self._host.attachments.bring(items, owner, there, never)
 
     def _go_on(self) -> None:
-        """Do what has waited, in order."""
+        """Do what has waited, in order. The rest waits on if some of it has to be fetched, too."""
         waiting, self._waiting = self._waiting or [], None
         for call in waiting:
-            call()
+            self.in_turn(call)

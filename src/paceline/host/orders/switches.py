@@ -53,7 +53,6 @@ class Switches:
         cluster, after = self._cluster, self._cluster.here.choice.part(part).spec
         if cluster.spec.optimizer == after.optimizer == "store":  # nothing moves, so nothing waits
             self._decides(part)
-            cluster.others.switched(part, None, becomes=False)
             return
         self.part, self._versions_made = part, False
         if after.optimizer == "store":
@@ -124,7 +123,7 @@ class Switches:
         if for_workers and state is not None:
             cluster.store.send(messages.store.Become(cluster.here.part.outer))
         cluster.here.tell_part(state if for_workers else None)
-        cluster.others.switched(number, state, becomes=True)
+        cluster.others.switched(number, state)
         done, self._when_done = self._when_done, []
         for call in done:
             call()
