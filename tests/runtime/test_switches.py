@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from support import nursery
 from support.launch import Launch
 from support.runs import Run, replayed, run, side_by_side
 from support.runs import ended as ended_run
-from support.scripts import script, that_resumes, training
+from support.scripts import script, that_draws, that_resumes, training
 from support.sound import same_bits, sound
+from support.suites import each
 
 ONES = script("""
 model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
@@ -87,6 +89,20 @@ def test_momentum_goes_on_in_the_store_and_in_workers_wherever_the_optimizer_ste
         weight.grad = torch.full((1,), 1.5, dtype=torch.float64)
         plain.step()
     assert ended.final()["weight"].item() == pytest.approx(weight.item(), rel=1e-12)
+    sound(ended)
+
+
+OWN = ("ps-plus", "local-sgd:every=3", "diloco:every=2")
+PAIRS = [(first, then) for pair in product(("asp", "ssp", "dssp", "hsp"), OWN) for first, then in permutations(pair)]
+
+
+@pytest.mark.parametrize(("first", "then"), each(PAIRS, default=PAIRS[:2]))
+def test_a_run_that_switches_where_the_optimizer_steps_is_right_and_replays_to_the_same_bits(
+    first: str, then: str, launch: Launch
+) -> None:
+    flags = ("-n", "3", "--threads", "1", "-p", f"sync-switch:switch_at=0.5,first={first},then={then}")
+    ended = launch.run(that_draws(), *flags).completed()
+    assert [one["to"] for one in ended.summary["switches"]] == [then.partition(":")[0]]
     sound(ended)
 
 
