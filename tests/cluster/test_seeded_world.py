@@ -43,6 +43,7 @@ from support.world.faults import (
     grouped,
     leaving,
     serving,
+    switching,
 )
 from support.world.histories import all_tried, tried
 from support.world.late import comes_late
@@ -69,7 +70,7 @@ def test_any_history_keeps_the_rules_where_bytes_of_what_was_cancelled_come_late
 
 
 OTHERS = [pytest.param(leaving, 5, id="hosts-leave"), pytest.param(serving, 3, id="hosts-without-workers")]
-OTHERS += [pytest.param(alone, 2, id="one-host")]
+OTHERS += [pytest.param(alone, 2, id="one-host"), pytest.param(switching, 2, id="parts-that-switch")]
 """Other histories, and of how many seeds one is tried."""
 
 

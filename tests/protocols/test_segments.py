@@ -120,10 +120,26 @@ def test_a_phase_of_sync_switch_whose_end_had_begun_is_over() -> None:
     assert [order.to for order in orders if isinstance(order, SwitchProtocol)] == ["bsp"]
 
 
+@pytest.mark.parametrize(("state", "to"), [("first", []), ("then", ["bsp"])])
+def test_the_first_part_comes_back_with_a_switch_if_the_state_is_where_the_second_one_had_it(
+    state: str, to: list[str]
+) -> None:
+    memory = {"active": "first", "state": state, "company": 2, "done": 8, "planned": True, "ramped": None}
+    orders = choose("sync-switch:switch_at=0.75", registry()).machine().handle(began(0, 1, work=80, memory=memory))
+    assert [order.to for order in orders if isinstance(order, SwitchProtocol)] == to
+
+
 @pytest.mark.parametrize("active", ["first", "then"])
 def test_a_segment_of_sync_switch_in_which_nothing_happens_remembers_what_the_one_before_did(active: str) -> None:
     ramped = None if active == "first" else 7
-    memory = {"active": active, "company": 4, "done": 40, "planned": active == "first", "ramped": ramped}
+    memory = {
+        "active": active,
+        "state": active,
+        "company": 4,
+        "done": 40,
+        "planned": active == "first",
+        "ramped": ramped,
+    }
     machine = choose("sync-switch:switch_at=0.75", registry()).machine()
     machine.handle(began(0, 1, work=80, memory=memory))
     assert registry()["sync-switch"].memory(machine) == memory  # type: ignore[misc]

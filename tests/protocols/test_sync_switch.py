@@ -349,10 +349,10 @@ def told(settings: str, *facts: Fact) -> tuple[Order, ...]:
 
 
 def test_a_straggler_that_dies_before_it_is_out_is_out_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_switch, "slow", lambda *_: [1])
-    two_steps = (ready(0, 0, 0), arrived(0, 0), ready(0, 1, 1), arrived(0, 1))
-    settings = "first=asp,switch_at=0.5,stragglers=elastic,consecutive=1"
-    assert told(settings, began(0, 1), *two_steps, left(1), joined(1, 1)) == (Hold(worker=1),)
+    monkeypatch.setattr(sync_switch, "slow", lambda *_: [0])
+    round_one = (ready(0, 0, 0), arrived(0, 0), ready(1, 0, 0), arrived(1, 0))  # and worker 0 computes ahead
+    settings = "first=hsp:idle=always,switch_at=0.5,stragglers=elastic,consecutive=1"
+    assert told(settings, began(0, 1), *round_one, left(0), joined(0, 2)) == (Hold(worker=0),)
 
 
 def test_a_phase_that_ends_for_a_straggler_ends_for_that_also_if_the_planned_work_is_done_meanwhile(
@@ -404,6 +404,11 @@ def test_no_two_protocols_of_one_state_give_one_code_two_sentences() -> None:
         ("first=sync-switch", "sync-switch can't contain itself"),
         ("first=ssp:bound=-1", "bound is -1"),
         ("first=ssp:bund=1", '"bund"'),
+        (
+            "first=asp,stragglers=elastic",
+            "under asp no worker waits for a straggler; name a first protocol that goes in",
+        ),
+        ("then=diloco,momentum=zero", "under diloco each worker's own optimizer keeps its momentum; leave it at keep"),
         ("then=", 'unknown protocol ""'),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.choice import choose
 from paceline.core.facts import Fact, GradientReady, ParametersTaken, ReduceFinished, TrainingBegan, UpdateArrived
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica
 from paceline.protocols import registry
@@ -26,7 +27,7 @@ class Told:
         undone: frozenset[tuple[int, int]] = frozenset(),
         recorded: dict[int, int | None] | None = None,
     ) -> None:
-        self.rules, self.made = Rules(registry()[protocol]), VersionsMade(recorded=recorded or {})
+        self.rules, self.made = Rules(choose(protocol, registry())), VersionsMade(recorded=recorded or {})
         self.rules.outcomes.undone = undone
         self.members = tuple((worker, f"node-{worker // 2}", 0) for worker in range(len(samples)))
         self.told(TrainingBegan(members=self.members, version=0, at=0.0))

@@ -74,7 +74,7 @@ WRONG = [
     (["run", "train.py", "caf\udce9"], "'caf\\udce9' is not UTF-8"),
     (["check", "piped"], "piped/summary.json: no summary can be read there ([Errno 22] Not a regular file)"),
     (["run", "--tee", "some", "train.py"], "argument --tee: invalid choice: 'some' (choose from"),
-    (["run", "-p", "sync-switch:then=ps-plus", "train.py"], 'is "ps-plus", where the optimizer runs in the workers'),
+    (["run", "-p", "sync-switch:first=asp,stragglers=elastic", "train.py"], "no worker waits for a straggler; name a"),
     (["run", "missing.py"], "missing.py: No such file or directory; name the training script to run"),
     (["run", "not_python.py"], "not_python.py is not Python: invalid syntax, line 1"),
     (["run", "-p", "ssp,bound=3", "train.py"], 'unknown protocol "ssp,bound=3" (did you mean "ssp:bound=3"?); known'),

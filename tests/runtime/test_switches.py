@@ -1,4 +1,4 @@
-"""Sync-Switch in real runs: each part has its rates and its momentum.
+"""Sync-Switch in real runs: each part has its rates and its momentum, and the optimizer's state goes where it steps.
 
 Whom it takes for a straggler is in `tests/protocols/test_sync_switch.py`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from support import nursery
 from support.launch import Launch
 from support.runs import Run, replayed, run, side_by_side
 from support.runs import ended as ended_run
-from support.scripts import script, training
+from support.scripts import script, that_draws, that_resumes, training
+from support.sound import same_bits, sound
+from support.suites import each
 
 ONES = script("""
 model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
@@ -36,6 +39,16 @@ MADE = {
 }
 """Rates and momenta of ten versions of two gradients, then of twenty of one. A stage is an eighth of the work."""
 
+OF_TWO = ONES.replace("model.weight.sum().backward()", "((1 + paceline.worker()) * model.weight.sum()).backward()")
+"""The gradients of two workers are 1 and 2. Under SGD with momentum the mean of what two make of these is what one
+makes of 1.5, so after 20 steps each the weight says whether all momentum has moved."""
+MOVES = {
+    "to workers": ("bsp", "local-sgd:every=5", ()),
+    "to the store": ("local-sgd:every=5", "bsp", ()),
+    "between workers": ("local-sgd:every=5", "local-sgd:every=2", ()),
+    "to workers of hosts": ("bsp", "local-sgd:every=5", ("--emulate-hosts", "2")),
+    "to the store from hosts": ("local-sgd:every=5", "bsp", ("--emulate-hosts", "2", "--shards-on", "all")),
+}
 Runs = dict[str, Future[Run]]
 
 
@@ -62,6 +75,48 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     }
     with side_by_side(calls) as futures:
         yield futures
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_momentum_goes_on_in_the_store_and_in_workers_wherever_the_optimizer_steps(move: str, launch: Launch) -> None:
+    first, then, hosts = MOVES[move]
+    protocol = f"sync-switch:switch_at=0.5,rescale=none,first={first},then={then}"
+    ended = launch.run(OF_TWO, "-n", "1" if hosts else "2", "-p", protocol, "--threads", "1", *hosts).completed()
+    assert len(ended.summary["switches"]) == 1
+    weight = torch.zeros(1, dtype=torch.float64)
+    plain = torch.optim.SGD([weight], lr=1.0, momentum=0.5)
+    for _ in range(20):
+        weight.grad = torch.full((1,), 1.5, dtype=torch.float64)
+        plain.step()
+    assert ended.final()["weight"].item() == pytest.approx(weight.item(), rel=1e-12)
+    sound(ended)
+
+
+OWN = ("ps-plus", "local-sgd:every=3", "diloco:every=2")
+PAIRS = [(first, then) for pair in product(("asp", "ssp", "dssp", "hsp"), OWN) for first, then in permutations(pair)]
+
+
+@pytest.mark.parametrize(("first", "then"), each(PAIRS, default=PAIRS[:2]))
+def test_a_run_that_switches_where_the_optimizer_steps_is_right_and_replays_to_the_same_bits(
+    first: str, then: str, launch: Launch
+) -> None:
+    flags = ("-n", "3", "--threads", "1", "-p", f"sync-switch:switch_at=0.5,first={first},then={then}")
+    ended = launch.run(that_draws(), *flags).completed()
+    assert [one["to"] for one in ended.summary["switches"]] == [then.partition(":")[0]]
+    sound(ended)
+
+
+@pytest.mark.parametrize(("first", "then"), [("bsp", "diloco:every=4"), ("diloco:every=4", "bsp")])
+def test_a_run_that_is_stopped_in_either_part_and_resumed_ends_on_the_bits_of_one_that_was_not(
+    first: str, then: str, launch: Launch
+) -> None:
+    """It is stopped in the first part, at its end, and in the second. The state is in the snapshot, wherever it is."""
+    flags = ("-n", "2", "--threads", "1", "-p", f"sync-switch:switch_at=0.5,first={first},then={then}")
+    whole = launch.run(that_resumes(), *flags).completed()
+    stopped = launch.run(that_resumes(), *flags, "--max-steps", "8").completed()
+    for steps in 30, 40, 1000:
+        stopped = launch.resume(stopped.folder, "--max-steps", str(steps)).completed()
+    assert same_bits(stopped, whole)
 
 
 @pytest.mark.parametrize("name", ["zero", "ramp, replayed", "ramp, virtual", "rescaled"])

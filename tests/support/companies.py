@@ -12,7 +12,6 @@ from paceline.coordinator import agent as agents
 from paceline.coordinator.agent import _Agent as Agent
 from paceline.core.choice import Choice, choose
 from paceline.core.facts import Fact
-from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order, Release, StartPush
 from paceline.host.cluster import Cluster
 from paceline.host.events import AwaitsPlace, AwaitsVersion, Computes, ComputesTaken, VersionNotFinite
@@ -178,13 +177,12 @@ def idle_company(
     threads: int = 1,
 ) -> Company:
     """A company that is to train by that protocol. Nothing was said so far."""
-    spec: Spec = registry()[protocol]
     crew, loop, reports = Crew(workers), Clockwork(), Kept()
     stand_ins: Any = crew, loop
     made: Company
     host = Cluster(
         plan(_choice(protocol, unapplied), workers),
-        spec,
+        choose(protocol, registry()),
         *stand_ins,
         reports,
         threads=threads,
@@ -397,7 +395,7 @@ def elsewhere(
 
     A further worker is on the store's host and forks it. It takes no part, or alone does if the others don't `trains`.
     """
-    spec, forker, between = registry()[protocol], workers, Between()
+    forker, between = workers, Between()
     crew, here, loop, reports = Crew(workers), Crew(0), Clockwork(), Kept()
     here.numbers = range(forker, forker + 1)
     places = plan(_choice(protocol, unapplied), workers + 1)
@@ -407,7 +405,7 @@ def elsewhere(
     others: list[RemoteHost] = [Unjudged(OTHER, range(workers), heads_end.tell)]
     head = Cluster(
         places,
-        spec,
+        choose(protocol, registry()),
         *_any(here, loop),
         reports,
         others=others,

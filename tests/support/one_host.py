@@ -44,7 +44,7 @@ class OneHost:
         loop: Any = self.loop
         self.host = Host(
             plan(choice, of),
-            choice.spec,
+            choice,
             self.workers,
             self.carrier,
             self.reports,

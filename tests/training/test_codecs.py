@@ -135,6 +135,12 @@ def test_a_codec_needs_a_store_that_all_workers_push_to() -> None:
             check_codec(codec_of("bf16"), choose(name, protocols()))
 
 
+def test_what_is_lost_of_gradients_does_not_go_into_differences() -> None:
+    with pytest.raises(ConfigError, match="bsp and diloco push different things"):
+        check_codec(codec_of("int8"), choose("sync-switch:then=diloco", protocols()))
+    check_codec(codec_of("int8"), choose("sync-switch:first=local-sgd,then=diloco", protocols()))
+
+
 # --- what encoding has lost -------------------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ from paceline.ipc.messages.worker import (
 from paceline.store.snapshots import unpack
 from paceline.training import prepare as prepare_module
 from paceline.training.data.orders import Orders
-from paceline.training.link import Offer, ResumedWorker, Started
+from paceline.training.link import Offer, ResumedWorker, Started, Switched
 from paceline.training.seeding import seed_script
 from support.stores import same
 from support.suites import each
@@ -94,6 +94,9 @@ class OneWorker:
     refused: list[str] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     """The epochs that batches were asked of."""
+
+    def heard_switches(self) -> list[Switched]:
+        return []
 
     def start(self, offer: Offer) -> Started:
         replica = self.kind == "replica"

@@ -16,12 +16,15 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from paceline.core.machine import Outer
 from paceline.ipc.memory import PAGE
 from paceline.store import store as store_module
 from paceline.store.chunks import cuts_of
+from paceline.store.snapshots import OfWorker
 from paceline.store.store import Store, scalars_of, set_scalars, unfit_rate
 from paceline.training.averages import merged
 from paceline.training.layout import ALIGNMENT, Layout, Places
+from paceline.training.optim.clipping import Clip
 from paceline.training.tensor_bits import parameters_sha256
 from support.stores import SLOTS, WORKERS, push, store_of
 
@@ -553,3 +556,27 @@ def test_what_buffers_take_ends_with_the_last_one_though_their_place_is_filled_u
     flags_end = layout.flags_offset + len(layout.moving)
     assert flags_end + layout.buffers_bytes == (layout.buffers[-1].stop if buffers else flags_end)
     assert flags_end + layout.buffers_bytes < layout.push_bytes
+
+
+def test_the_optimizer_goes_on_from_the_mean_of_the_workers_states_with_the_largest_counts() -> None:
+    """As its hyperparameters are the first worker's. An outer optimizer in between begins anew, and clips nothing."""
+    model, clip = nn.Linear(3, 2, bias=False), Clip.of(1.0, None)
+    store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), outer=Outer(0.5, 0.9), clip=clip)
+    of_two = [
+        OfWorker(
+            groups=[{"lr": rate, "momentum": 0.5, "capturable": True}],
+            state={0: {"step": torch.tensor(count), "momentum_buffer": torch.full((2, 3), value), "kind": kind}},
+        )
+        for rate, count, value, kind in ((0.1, 3.0, 1.0, None), (0.2, 2.0, 4.0, 7))
+    ]
+    for one in of_two:
+        store.take_state(one)
+    store.become(None)
+    whole = store.whole(store.begin_keeping())
+    assert whole.state[0]["momentum_buffer"].tolist() == [[2.5] * 3] * 2
+    assert (whole.state[0]["step"].item(), whole.state[0]["kind"]) == (3.0, 7)
+    assert (whole.groups[0]["lr"], whole.told[0]["lr"], store._clip) == (0.1, 0.1, clip)
+    store.become(Outer(0.5, 0.9))
+    assert (store.whole(store.begin_keeping()).state, store._clip) == ({}, None)
+    store.become(None)
+    assert store.whole(store.begin_keeping()).state == {}

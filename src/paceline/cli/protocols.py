@@ -97,11 +97,7 @@ def _plain(spec: Spec, parameter: Parameter) -> dict[str, Any]:
     elif parameter.name in spec.parts:
         kind, allowed = (
             "protocol",
-            tuple(
-                name
-                for name, other in registry().items()
-                if not other.parts and (other.state, other.optimizer) == (spec.state, spec.optimizer)
-            ),
+            tuple(name for name, other in registry().items() if not other.parts and other.state == spec.state),
         )
     elif parameter.kind is str:
         kind = "choice"

@@ -73,6 +73,11 @@ def codec_of(text: str) -> Codec:
 
 def check_codec(codec: Codec | None, choice: Choice) -> None:
     """Raise ConfigError, in one line, if this codec can't encode what workers exchange under that protocol."""
+    if codec is not None and len({part.spec.pushes for part in choice.parts}) > 1:
+        raise ConfigError(
+            f"--compress is {codec}, and {choice.parts[0].spec.name} and {choice.parts[1].spec.name} push different "
+            "things: what encoding has lost of one's can't go into the other's; leave it out"
+        )
     for one in choice.parts or (choice,):
         if codec is not None and one.spec.state == "replicas":
             raise ConfigError(

@@ -423,7 +423,6 @@ class _Agent:
         told = f"{those}, {protocol}, {settings.script}"
         self._say(f"joined as host {self._name}: {told}")
         head = next(iter(settings.scenario.placed(settings.workers)))
-        spec = settings.choice.spec
         places = plan(settings.choice, settings.workers, encodes=settings.compress is not None)
         link = self._emulated = EmulatedLink.of(settings.scenario, self._name, self._loop)
         self._carrier = TransferManager(self._name, self._loop.now, partial(self._mover.plane, link=link))
@@ -444,7 +443,7 @@ class _Agent:
             self.leave(f"{workers_named(workers)} can't be started: {error}")
         self._host = Host(
             places,
-            spec,
+            settings.choice,
             self._workers,
             self._carrier,
             self._report,

@@ -204,13 +204,18 @@ class Coordinator:
     def _switch(self, order: SwitchProtocol) -> None:
         """Deal data as the new part of the protocol does."""
         run_state, choice = self.run_state, self.run_state.settings.choice
-        for worker, _, _ in order.members:
+        members = [worker for worker, _, _ in order.members]
+        for worker in members:
             run_state.data.leases.join(worker)
-        part = next(part for part in choice.parts if part.spec.name == order.to)
-        run_state.data.leases.deal("rounds" if part.spec.rounds else "queue")
+        number = choice.part_of(order)
+        run_state.data.leases.deal("rounds" if choice.part(number).spec.rounds else "queue")
         if not run_state.settings.quiet:
-            before = next(one.spec.name for one in choice.parts if one is not part)
+            before = choice.part(1 - number).spec.name
             run_state.output.say(f"switched from {before} to {order.to}: {choice.sentence(order.why)}")
+        if number != run_state.cluster.part:
+            run_state.cluster.switch(number, members)
+            if run_state.cluster.switches.part is not None:
+                run_state.snapshots.postpone()
 
     # --- what hosts report, and workers say ---------------------------------------------------------
 

@@ -27,8 +27,6 @@ class Departures:
     _policy: RunPolicy
     _clock: RunClock
     _report: Report
-    _in_rounds: bool
-    """Whether a worker's own steps are pushed only at the end of a round, or once it declines a further step."""
     _finishing: dict[int, Member] = field(default_factory=dict)
     """Workers that wait in `finish()`."""
     _postponed: list[tuple[Member, Callable[[Member], None]]] = field(default_factory=list)
@@ -93,7 +91,8 @@ class Departures:
             return False
         member.wait(("last-update",))
         step, member.step = member.step, None  # it was released for this step, and has no data for it
-        if step is not None and self._in_rounds:
+        # its own steps are pushed only at the end of a round, or once it declines a further step
+        if step is not None and self._cluster.spec.updates_of_rounds:
             self._report(StepDeclined(worker=member.worker, step=step, at=self._clock.at()))
         self._postponed.append((member, end))
         return True

@@ -25,7 +25,7 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.membership import Left
-from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush, StepReplica
+from paceline.core.orders import ApplyUpdate, Order, Reduce, Release, StartPush, StepReplica, SwitchProtocol
 from paceline.errors import RunFailed
 from paceline.records.summary import Outcome
 
@@ -135,7 +135,7 @@ class Director:
                 self._await(lambda: self._has_come_of(run_state.members[worker], step))
             case StartPush(worker=worker):
                 self._await(lambda: not run_state.cluster.own_steps.awaits(worker))
-            case ApplyUpdate():
+            case ApplyUpdate() | SwitchProtocol():
                 self._await(lambda: run_state.cluster.progress.idle)
             case StepReplica() | Reduce():
                 # a mean that is being recorded, too, is of replicas that have made their steps

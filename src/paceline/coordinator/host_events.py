@@ -21,6 +21,7 @@ from paceline.host.events import (
     SnapshotFileFailed,
     SnapshotFileWritten,
     SnapshotSealed,
+    StatesGiven,
     Transferred,
     VersionBrought,
     VersionCommitted,
@@ -59,6 +60,11 @@ def note(run_state: RunState, event: HostEvent) -> None:
         case GroupAveraged(workers=workers, began=began, ended=ended):
             for worker in workers:
                 members[worker].transfers.append(("pull", began, ended))
+        case StatesGiven(workers=workers):
+            run_state.gave.append(workers)
+            run_state.journal.ledger.note("gave", run_state.gave)
+            if not workers:
+                run_state.output.say("no worker has lived to give its optimizer's state, so the store's begins anew")
         case HandedOver(worker=worker, source=source):
             run_state.joining.handed_over(worker, source)
         case VersionCommitted(version=version, checksum=checksum, at=at):

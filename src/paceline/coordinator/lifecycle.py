@@ -118,9 +118,10 @@ class Gathering:
             return True
         why = lack_of_work(first, settings) if run_state.policy.decides else ""
         why = why or lack_of_metrics(first, settings) or unfit(first, settings)
-        choice, workers, keeps = settings.choice, settings.workers, settings.checkpoint > 0
+        workers, keeps = settings.workers, settings.checkpoint > 0
         here = workers if run_state.others is None else len(run_state.others.workers_here())
-        why = why or lack_of_memory(first, choice, workers, available_bytes(), here=here, keeps=keeps)
+        for choice in settings.choice.parts or (settings.choice,):
+            why = why or lack_of_memory(first, choice, workers, available_bytes(), here=here, keeps=keeps)
         if why:
             run_state.shutdown.refuse(why)
         self.fit = not why
@@ -177,7 +178,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     if shards := run_state.cluster.shards:
         run_state.journal.ledger.note(PLACEMENT, {one.host: [one.begin, one.end] for one in shards})
     run_state.versions.begin(offer, workers)
-    run_state.snapshots.keeps = offer.keeps or settings.choice.spec.optimizer != "store"
+    run_state.snapshots.keeps = offer.keeps
     run_state.plateaus.number = offer.plateaus
     amount = work(offer, settings)
     if state is not None:

@@ -153,6 +153,8 @@ class RunPolicy:
     """(worker, step) that replicas are ordered and do not make, as their workers had left."""
     handed: dict[tuple[int, int], int | None] = field(default_factory=dict)
     """By worker and which of its joins: the worker that handed over to it; None: no worker lived to."""
+    gave: deque[list[int]] = field(default_factory=deque)
+    """The workers that gave the store their optimizers' states, at each switch at which it was to get them."""
     recorded: Path | None = None
     """The folder of the run that is made again."""
     admitted: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -246,6 +248,10 @@ class RunPolicy:
         if (worker, nth) not in self.handed:  # it died, or the run ended, before it got anything
             return []
         return [one for one in others if one == self.handed[worker, nth]]
+
+    def gives(self, members: list[int]) -> list[int]:
+        """Return those of these workers whose optimizers' states the store goes on with."""
+        return self.gave.popleft() if self.gave else members
 
     def told_edit(self, number: int) -> Path | None:
         """Return the file with the values that all take at that change of the model's structure, if it is there.

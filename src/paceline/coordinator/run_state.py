@@ -74,6 +74,8 @@ class RunState:
         self.loop = loop
         self.policy = policy
         self.clock = RunClock(policy.clock or policy.now)
+        self.gave: list[list[int]] = []
+        """At each switch at which the store got the states of workers' optimizers: those workers."""
         self.happened = deque[Fact]()
         """Facts that the machine was not told yet."""
         self.inbox = Inbox(loop)
@@ -103,7 +105,6 @@ class RunState:
             policy,
             self.clock,
             self.inbox.report,
-            spec.updates_of_rounds,
         )
         self.shutdown = Shutdown(
             settings, self.members, self.departures, self.snapshots, self.cluster, others, loop, output
@@ -178,10 +179,10 @@ class RunState:
         self.cluster.close()
 
     def _made_host(self, workers: Workers, others: HostRegistry | None) -> Cluster:
-        settings, spec, policy = self.settings, self.settings.choice.spec, self.policy
+        settings, policy = self.settings, self.policy
         host = Cluster(
             plan(settings.choice, settings.workers, encodes=settings.compress is not None),
-            spec,
+            settings.choice,
             workers,
             self.loop,
             self.inbox.report,
@@ -199,6 +200,8 @@ class RunState:
             host_of=(lambda worker: policy.hosts.get(worker, "")) if others is None else others.host_of,
             leaves_undone=lambda worker, step: (worker, step) in policy.undone,
             deaths_are_told=policy.directed,
+            part=settings.part,
+            gives=policy.gives,
         )
         if others is not None:
             others.reports_to(host.others, self.inbox.report, lambda workers: self.returns.awaits(workers))

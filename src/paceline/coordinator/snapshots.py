@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,8 @@ class _Draft:
     """The SHA-256 of each that is there."""
     failed: bool = False
     """Whether a file of it can't be made. It will not be whole."""
+    keeps: bool = False
+    """Whether workers have what is nowhere else: what their scripts keep, or their optimizers' states."""
     noted: int | None = None
     """What to ask the ledger for once all files are there; see `Ledger.ask`."""
 
@@ -71,7 +74,7 @@ class Snapshots:
         self.machine: Machine | None = None
         """The one that decides; None: a director does."""
         self.keeps = False
-        """Whether workers have what is nowhere else: what their scripts keep, or their optimizers' states."""
+        """Whether scripts keep something."""
         self.stays: set[int] = set()
         """Facts whose snapshots stay, as segments of the run began from them."""
         self._run = settings.folder
@@ -131,7 +134,7 @@ class Snapshots:
             case GradientReady(worker=worker, step=step):
                 self._next_steps[worker] = step + 1
                 self._new.discard(worker)
-                self._in_a_round = self._spec.rounds
+                self._in_a_round = self._cluster.spec.rounds
             case WorkerLeft(worker=worker, reason="died"):
                 self._new.add(worker)
             case TrainingBegan(members=members):
@@ -143,6 +146,20 @@ class Snapshots:
         self._applied |= {worker: step for worker, step, _ in contributions}
         if (self._due.reached(self._data.samples) or self._stop is not None) and self._draft is None:
             self._wanted = True
+
+    def postpone(self) -> None:
+        """The optimizer's state is on its way to where the next part of the protocol needs it.
+
+        A snapshot that is due is taken once it is there. What workers were asked to pack so far is of the part before.
+        """
+        wanted, self._wanted = self._wanted, False
+        self._number, self._asked, self._lacks = self._number + 1, {}, {}
+        if wanted:
+            self._cluster.switches.when_done(self._take_postponed)
+
+    def _take_postponed(self) -> None:
+        self._wanted = True
+        self.go_on()
 
     def before_release(self) -> None:
         """A worker is about to go on. If a snapshot is due, the workers pack their parts of it first."""
@@ -181,11 +198,12 @@ class Snapshots:
         last the snapshot is taken when all have left. It is whole then, too, but a resumed run may come to other bits.
         """
         self._stop = go_on
+        last = partial(self._cluster.switches.when_done, self._take_last)
         if not self._takes or not self._in_a_round:
-            self._take_last()
+            last()
         else:
             self._loop.after(LAST_ROUND / 2, self._end_round)
-            self._loop.after(LAST_ROUND, self._take_last)
+            self._loop.after(LAST_ROUND, last)
 
     def close(self, members: Iterable[Member]) -> bool:
         """All scripts have ended: take the last snapshot, unless that was done when the run was stopped.
@@ -205,7 +223,7 @@ class Snapshots:
         """The worker has packed its part of that snapshot. Its script has seen the ends of the epochs before that."""
         if number == self._number:
             self._asked[worker] = epoch
-        elif self._draft is not None and worker in self._draft.packing:
+        elif self._draft is not None and number == self._draft.number and worker in self._draft.packing:
             self._draft.packing.discard(worker)
             self._draft.epochs.append(epoch)
 
@@ -277,6 +295,7 @@ class Snapshots:
             leases=self._data.plain(),
             epoch=self._data.epoch,
             next_steps=dict(self._next_steps),
+            part=self._cluster.part,
             edits=self._versions.edits.known().edit,
             shared_metrics=self._plateaus.shared,
             scalars={worker: one.scalars for worker, one in self._members.items() if worker in self._next_steps},
@@ -288,7 +307,8 @@ class Snapshots:
         packing = {worker for worker, epoch in self._asked.items() if epoch is None}
         epochs = [epoch for epoch in self._asked.values() if epoch is not None]
         awaited = {*files, *map(worker_file, self._asked)}
-        self._draft = _Draft(state, folder, self._number, awaited, packing, epochs)
+        keeps = self.keeps or self._cluster.spec.optimizer != "store"
+        self._draft = _Draft(state, folder, self._number, awaited, packing, epochs, keeps=keeps)
         lacks = self._lacks
         self._number, self._asked, self._lacks = self._number + 1, {}, {}
         for file, why in lacks.items():
@@ -298,7 +318,7 @@ class Snapshots:
         draft = self._draft
         if draft is None or draft.awaited:
             return
-        if self.keeps and not draft.failed and not any(map(draft.files.get, map(worker_file, self._next_steps))):
+        if draft.keeps and not draft.failed and not any(map(draft.files.get, map(worker_file, self._next_steps))):
             draft.failed = True  # the scripts were ended before that
             why = "no worker has packed what it keeps"
             self._output.say(f"the snapshot after fact {draft.state.fact} can't be made: {why}")

@@ -14,7 +14,8 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from decimal import Decimal
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from paceline.core.machine import Machine, Part, Spec
+from paceline.core.machine import Machine, Outer, Part, Spec
+from paceline.core.orders import SwitchProtocol
 from paceline.core.reasons import Why, sentence
 from paceline.errors import ConfigError
 
@@ -169,9 +170,14 @@ class Choice:
         return {"name": self.spec.name, "config": config | parts}
 
     @property
+    def outer(self) -> Outer | None:
+        """The outer optimizer that makes versions; None: the script's does, in the store or in the workers."""
+        return self.spec.outer(self.config) if self.spec.optimizer == "outer" else None
+
+    @property
     def rounds(self) -> bool:
         """Whether workers go in rounds at first."""
-        return self.parts[0].rounds if self.parts else self.spec.rounds
+        return self.part(self.begins).spec.rounds
 
     @property
     def unapplied(self) -> int:
@@ -187,11 +193,26 @@ class Choice:
         """Write `why` out as a sentence of the protocol or one of its parts."""
         return sentence(why, self.reasons)
 
+    @property
+    def begins(self) -> int:
+        """The number of the part that decides at first, from 0."""
+        return self.spec.begins(self.config)
+
+    def part(self, number: int) -> Choice:
+        """Return the part of that number. A protocol without parts is its only one."""
+        return self.parts[number] if self.parts else self
+
+    def part_of(self, order: SwitchProtocol) -> int:
+        """Return the number of the part that decides from that order on."""
+        told = order.to, order.parameters
+        return next(n for n, one in enumerate(self.parts) if (one.spec.name, tuple(one.parameters().items())) == told)
+
     def _as_part(self) -> Part:
         return Part(
             name=self.spec.name,
             parameters=tuple(self.parameters().items()),
             rounds=self.rounds,
+            optimizer=self.spec.optimizer,
             machine=self.machine(),
         )
 
@@ -210,6 +231,8 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
     spec = named(name, known)
     config = configured(name, spec.config, _settings(rest, spec, known) if colon else [])
     parts = tuple(_part(spec, key, getattr(config, key), known) for key in spec.parts)
+    if spec.parts_misfit is not None and (why := spec.parts_misfit(config, [part.spec for part in parts])):
+        raise ConfigError(why)
     named_briefly = {key: brief(part.spec, part.parameters()) for key, part in zip(spec.parts, parts, strict=True)}
     return Choice(spec, replace(config, **named_briefly), parts)
 
@@ -237,15 +260,8 @@ def configured(name: str, kind: type[T], settings: Iterable[str]) -> T:
 def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
     """Raise ConfigError, in one line, if the protocol can't train with one worker on each of these hosts.
 
-    Runs and simulations both ask this. A machine can consist of any protocols with a store, or any without,
-    but an optimizer's state can't be moved between the store and the workers.
+    Runs and simulations both ask this.
     """
-    for key, part in zip(choice.spec.parts, choice.parts, strict=True):
-        if part.spec.optimizer != choice.spec.optimizer:
-            raise ConfigError(
-                f'{choice.spec.name}: {key} is "{part.spec.name}", where the optimizer runs in the workers; its state '
-                "can't be moved there while training goes on: name a protocol whose store runs it, such as asp"
-            )
     why = choice.spec.misfit(choice.config, hosts) if choice.spec.misfit is not None else ""
     if why:
         raise ConfigError(why)
@@ -277,8 +293,7 @@ def _part(whole: Spec, key: str, text: str, known: Mapping[str, Spec]) -> Choice
         raise ConfigError(f"{whole.name}: {key} is {name}; {name} can't contain itself")
     fit = {spec.name: spec for spec in known.values() if spec.state == whole.state and not spec.parts}
     if name in known and name not in fit:
-        allowed = [spec.name for spec in fit.values() if spec.optimizer == whole.optimizer]
-        raise ConfigError(f"{whole.name}: {key} is {name}; it must be one of {', '.join(allowed)}")
+        raise ConfigError(f"{whole.name}: {key} is {name}; it must be one of {', '.join(fit)}")
     try:
         return choose(text, fit)
     except ConfigError as error:

@@ -54,6 +54,8 @@ class Part:
     """Their values, by name."""
     rounds: bool
     """As in its `Spec`."""
+    optimizer: Steps
+    """As in its `Spec`."""
     machine: Machine
 
 
@@ -101,6 +103,10 @@ class Spec:
     parts: tuple[str, ...] = ()
     """Parameters that each name another protocol. `machine` gets a `Part` for each after the config, in this order.
     So a protocol that consists of others doesn't import them."""
+    begins: Callable[[Any], int] = lambda config: 0
+    """The number of the part that decides at first."""
+    parts_misfit: Callable[[Any, Sequence[Spec]], str] | None = None
+    """Says why this config can't consist of these parts. Empty: it can."""
     misfit: Callable[[Any, Sequence[str]], str] | None = None
     """Says why this config can't train on the workers' hosts. Empty: it can."""
     unfit: Callable[[Any, Sequence[Mapping[str, Any]]], str] | None = None

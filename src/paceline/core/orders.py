@@ -162,7 +162,10 @@ class AdjustTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchProtocol:
-    """Let that protocol decide from now on. Parameters, the optimizer's state and the processes stay as they are."""
+    """Let that protocol decide from now on. Parameters and processes stay as they are.
+
+    The optimizer's state goes to where that protocol steps it. Later orders wait for that.
+    """
 
     to: str
     """Its name."""

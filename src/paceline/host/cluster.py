@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from paceline.core.choice import Choice
 from paceline.core.facts import Fact, ParametersTaken, ReduceFailed, ReduceFinished, ReplicaCopied
 from paceline.core.items import Buffers, Replica, Sum, Update, Version
 from paceline.core.machine import Spec
@@ -55,6 +56,7 @@ from paceline.host.orders.join_handover import JoinHandover
 from paceline.host.orders.own_steps import OwnSteps
 from paceline.host.orders.releases import step_of
 from paceline.host.orders.snapshots import HostSnapshots
+from paceline.host.orders.switches import Switches
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Early
 from paceline.host.remote_host import HostDirectory, RemoteHost
@@ -90,7 +92,7 @@ class Cluster:
     def __init__(
         self,
         plan: MemoryPlan,
-        spec: Spec,
+        choice: Choice,
         workers: Workers,
         loop: Loop,
         report: Report,
@@ -109,13 +111,16 @@ class Cluster:
         host_of: Callable[[int], str] = lambda worker: "",
         leaves_undone: Callable[[int, int], bool],
         deaths_are_told: bool,
+        part: int | None = None,
+        gives: Callable[[list[int]], list[int]] = lambda members: members,
     ) -> None:
         """`others` are the other hosts, whose store is here, too. `carrier` fetches their updates, and `directory`
         knows where they are. `shards_on`: the hosts that make versions, where this one, called `name`, does not make
         them alone. `threads` are those of each worker. `links` pace what moves here, if `network` says so.
         `evaluator` is forked besides the store process, if it is given. `now()` is seconds since the run's start.
         `host_of(worker)`: its host, if averages go by that. `leaves_undone(worker, step)`: the replica must not make
-        that step, as if its worker had left. See `CommitQueue` and `GroupAverages` for the rest.
+        that step, as if its worker had left. `part`: the number of the protocol's part that decides; None: the one with
+        which it begins. See `Switches`, `CommitQueue` and `GroupAverages` for the rest.
         """
         self.plan = plan
         self.name = name
@@ -128,7 +133,6 @@ class Cluster:
         """By change of the model's structure that a worker tells: the file for it."""
         self.lacks_host = False
         """Whether a host has gone that made a range of each version."""
-        self.spec = spec
         self.workers_here = workers
         self._report = report
         self.carrier = carrier
@@ -147,7 +151,7 @@ class Cluster:
         self.deaths_are_told = deaths_are_told
         self.here = here = Host(
             plan,
-            spec,
+            choice,
             workers,
             carrier,
             self._hear_here,
@@ -160,6 +164,10 @@ class Cluster:
             authority=self,
         )
         """The head's own host."""
+        self.part = choice.begins if part is None else part
+        """The number of the part of the protocol that decides."""
+        here.part = choice.part(self.part)
+        spec = self.spec
         self.shelf, self.memory, self.versions, self.store = here.shelf, here.memory, here.versions, here.store
         self.store.name = called(spec)
         self.reducer, self.attachments = here.reducer, here.attachments
@@ -184,7 +192,7 @@ class Cluster:
             deaths_are_told=deaths_are_told,
         )
         self.early: Early | None = None
-        if carrier is not None and spec.brings_early:
+        if carrier is not None and any(one.spec.brings_early for one in (choice, *choice.parts)):
             self.early = Early(self.shelf, plan, self.pushes, self.arrivals)
         self.hyperparameters = Hyperparameters(seats, rate_scale, steps_in_store=spec.optimizer == "store")
         self.commits = CommitQueue(
@@ -219,6 +227,7 @@ class Cluster:
             self.shelf, self.pushes, self.versions, seats, report, stored=not self.owns_replicas
         )
         self.own_steps = OwnSteps(self.send, self._bring)
+        self.switches = Switches(self, report, gives)
         self.joins = JoinHandover(
             self,
             self.shelf,
@@ -233,6 +242,10 @@ class Cluster:
         self.others: OtherHosts = OtherHosts(self, others, carrier, report, directory, now)
         """What other hosts are told, and what they say."""
 
+    def switch(self, part: int, members: Sequence[int]) -> None:
+        """Let that part decide. The optimizer's state moves to where it is needed, and orders wait for that."""
+        self.switches.begin(part, members)
+
     # --- how orders are going ---------------------------------------------------------------------
 
     @property
@@ -243,9 +256,9 @@ class Cluster:
         if making is not None:
             lacking = f", and waiting for {listed(self.commits.lacking)} to make a part" if self.commits.lacking else ""
             busy_with = f"{self.store.name} is making version {making}{lacking}"
-        busy_with = self.others.moves.busy_with or busy_with
+        busy_with = self.others.moves.busy_with or self.switches.busy_with or busy_with
         return Progress(
-            idle=self.commits.idle and not writing,
+            idle=self.commits.idle and not writing and self.switches.part is None,
             settled=self.replicas.settled and self.averages.settled,
             averaging=self.averages.averaging,
             averages=self.averages.made,
@@ -287,7 +300,7 @@ class Cluster:
             return
         self.snapshots.resumption = resumption
         offer = self.offers[worker]
-        self.commits.clips_norms = offer.clip_grad_norm is not None and self.spec.optimizer == "store"
+        self.commits.clips_norms = self.clips_norms
         self.memory.lay_out()
         shards = cut(offer.cuts, self.shards_on) if self.shards_on else []
         self.versions.shards = shards if any(one.host != self.name for one in shards) else []
@@ -296,7 +309,7 @@ class Cluster:
             end = offer.cuts[-1]
         self.shard_server.shard = Shard(self.name, begin, end)
         ends = [self._evaluator.connect()] if self._evaluator is not None and offer.evaluates else []
-        order = self.plan.fork(begin, end)
+        order = self.plan.fork(begin, end, self.here.part.outer)
         self.store.fork(lambda: (worker,), self.memory.region, order, ends)
 
     def why_not(self, workers: Sequence[int]) -> str:
@@ -394,6 +407,16 @@ class Cluster:
 
     def carry_out(self, order: Order, at: float) -> None:
         """Carry out an order about items. It follows from a fact of that moment. Raises NotHere, in one sentence."""
+        if self.switches.part is not None:
+            self.switches.held.append(order)
+        else:
+            self._carry_out(order, at)
+
+    def carry_out_now(self, order: Order) -> None:
+        """Carry out an order that has waited for a switch."""
+        self._carry_out(order, self._now())
+
+    def _carry_out(self, order: Order, at: float) -> None:
         self._at = at
         try:
             match order:
@@ -539,6 +562,7 @@ class Cluster:
         """
         seat = self.seats[worker]
         seat.trains, seat.step, seat.released, seat.died = False, None, None, died
+        self.switches.left(worker)
         self.joins.left(worker, died)
         self.aggregation.cancel(worker)
         self.own_steps.left(worker)
@@ -557,6 +581,7 @@ class Cluster:
         self.averages.gone(worker)
         self.replicas.gone(worker)
         self.joins.gone(worker)
+        self.switches.gone(worker)
         self.commits.go_on()
         self.others.gone(worker)
 
@@ -629,6 +654,16 @@ class Cluster:
     def prepares(self, worker: int) -> bool:
         """Whether the worker's script has come to `prepare`, and its process is there."""
         return worker in self.offers and self.seats[worker].here
+
+    @property
+    def spec(self) -> Spec:
+        """Of the part of the protocol that decides."""
+        return self.here.part.spec
+
+    @property
+    def clips_norms(self) -> bool:
+        """Whether stores clip mean gradients by their norm."""
+        return self.memory.offer.clip_grad_norm is not None and self.spec.optimizer == "store"
 
     @property
     def owns_replicas(self) -> bool:
@@ -732,7 +767,8 @@ class Cluster:
     @property
     def may_move(self) -> bool:
         """Whether a range may move now, as no version is being made: all have begun, and a version was made since."""
-        return self.newest > self._first and not self.versions.lends and not self.store.lost
+        switches = self.switches.part is not None
+        return self.newest > self._first and not (self.versions.lends or self.store.lost or switches)
 
     def recut(self, shards: Sequence[Shard]) -> None:
         """These make versions from now on. What they need for that is there."""
@@ -750,7 +786,7 @@ class Cluster:
     def begins_step(self, worker: int, step: int) -> None:
         """The worker computes that step, or is about to: others may bring what there is of its update."""
         seat = self.seats[worker]
-        if self.early is None or not seat.trains or self.aggregation.adds_up(worker):
+        if self.early is None or not self.spec.brings_early or not seat.trains or self.aggregation.adds_up(worker):
             return
         if seat.elsewhere or self.shards:
             self.early.released(worker, step, elsewhere=seat.elsewhere)

@@ -142,6 +142,13 @@ class GroupAveraged:
 
 
 @dataclass(frozen=True, slots=True)
+class StatesGiven:
+    """The store's optimizer goes on with the mean of what these workers' optimizers had, at a switch."""
+
+    workers: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class HandedOver:
     """The worker, which joins, gets what that one's script keeps. None: nobody lived to hand it over."""
 
@@ -241,6 +248,7 @@ HostEvent = (
     | VersionBrought
     | GroupAveraged
     | HandedOver
+    | StatesGiven
     | VersionCommitted
     | VersionNotFinite
     | VersionWritten

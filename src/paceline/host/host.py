@@ -11,8 +11,8 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from paceline.core.choice import Choice
 from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
-from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.shards import Shard
 from paceline.errors import MessageUnreadable
@@ -68,7 +68,7 @@ class Host:
     def __init__(
         self,
         plan: MemoryPlan,
-        spec: Spec,
+        choice: Choice,
         workers: Workers,
         carrier: TransferManager | None,
         report: Callable[[HostReport], None],
@@ -97,11 +97,13 @@ class Host:
             name=name,
             head=head,
             host_of=host_of,
-            of_replicas=spec.state == "replicas",
+            of_replicas=choice.spec.state == "replicas",
             begins=lambda: self.start.on_its_way,
         )
         self._plan = plan
-        self._spec = spec
+        self.choice = choice
+        self.part = choice.part(choice.begins)
+        """The part of the protocol that decides."""
         self._workers = workers
         self._carrier = carrier
         self._report = report
@@ -122,12 +124,12 @@ class Host:
         self.prepared: set[int] = set()
         """Workers whose scripts have come to `prepare`, and that have not left."""
         self.attachments = Attachments(name, carrier)
-        self.start = TrainingStart(self, plan, spec, report, stand_in, name=name, head=head)
+        self.start = TrainingStart(self, plan, report, stand_in, name=name, head=head)
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
         self.replicas: HostReplicas | None = None
         """What sees to replicas, if each worker owns one."""
-        if spec.state == "replicas":
+        if choice.spec.state == "replicas":
             self.replicas = HostReplicas(
                 self.shelf,
                 plan,
@@ -248,6 +250,8 @@ class Host:
                 self.start.adopt(worker)
             case host_messages.Adopted():
                 self.start.adopted(message)
+            case host_messages.PartSwitched():
+                self.start.switched(message)
             case host_messages.AdmitWorker():
                 self._admit(message)
             case host_messages.JoinWorker(worker=worker):
@@ -388,7 +392,7 @@ class Host:
         newest = Version(self.versions.newest)
 
         def there(shown: int) -> None:
-            self._send_begin(worker, self._plan.admit(self._spec, shown, epoch, at, tells=self.tells), ())
+            self._send_begin(worker, self._plan.admit(self.part.spec, shown, epoch, at, tells=self.tells), ())
 
         if self.replicas is not None:
             there(self.replicas.shows(worker, None if order.item is None else item_of(order.item)))
@@ -463,7 +467,7 @@ class Host:
     @property
     def tells(self) -> bool:
         """Whether other hosts are brought what there is of updates that workers here compute."""
-        return self._spec.brings_early and not self.versions.makes_all and not self.adds_up
+        return self.part.spec.brings_early and not self.versions.makes_all and not self.adds_up
 
     def _bring(self, worker: int, version: Version, there: Callable[[], None]) -> None:
         """Bring the version outside of any step, until the worker's process ends. Whoever needs it has claimed it."""
@@ -586,7 +590,7 @@ class Host:
             if not seat.running:
                 return
             seat.trains = seat.trained = True
-            begin = self._plan.begin(self._spec, tells=self.tells)
+            begin = self._plan.begin(self.part.spec, tells=self.tells)
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
                 if self.replicas is not None:
@@ -605,7 +609,7 @@ class Host:
                 # and its update, if the head asks for that before the worker leaves
                 seat.step = step + 1 if step < seat.last else None
                 self.pushes.computed(worker, step)
-                if not self._spec.updates_of_rounds:
+                if not self.part.spec.updates_of_rounds:
                     self._has_update(worker, step)
             case messages.worker.UpdateMade(step=step):
                 self._has_update(worker, step)
@@ -635,7 +639,16 @@ class Host:
         self.computing.finished(worker, step)
         self.there_is_more(Update(worker, step))
 
+    def tell_part(self, state: int | None) -> None:
+        """Tell the workers here which part of the protocol decides. `state`: what their optimizers go on with."""
+        begin = self._plan.begin(self.part.spec, tells=self.tells)
+        told = messages.worker.SwitchPart(begin.state, begin.local_steps, begin.pushes, begin.at_once, begin.tells)
+        for worker in self._workers.numbers:
+            if self.seats[worker].begun and self.seats[worker].running:
+                self._workers.send(worker, told, () if state is None else (state,))
+
     def _send_begin(self, worker: int, begin: messages.worker.Begin, files: tuple[int, ...]) -> None:
+        self.seats[worker].begun = True
         ends = [] if self.replicas is None else [self.replicas.averaging.connect(worker)]
         descriptors = (self.memory.region.descriptor, *(end.fileno() for end in ends), *files)
         self._workers.send(worker, begin, descriptors)

@@ -38,8 +38,6 @@ class MemoryPlan:
     """Of these, the worker's own: as many as the updates that may be needed of it at once."""
     sums: int = 0
     """Places with flags and buffers, for sums of updates."""
-    outer: Outer | None = None
-    """The outer optimizer that makes versions; None: the script's does, in the store or in the workers."""
 
     @property
     def places(self) -> int:
@@ -99,9 +97,9 @@ class MemoryPlan:
         """Bytes of the region, with this model."""
         return self.slots * offer.slot_bytes + self.area(self.places) * offer.push_bytes + 2 * offer.fixed_bytes
 
-    def fork(self, begin: int, end: int, *, only_adds: bool = False) -> ForkStore:
+    def fork(self, begin: int, end: int, outer: Outer | None, *, only_adds: bool = False) -> ForkStore:
         """The order to fork the store's process, which makes that range. `only_adds`: it makes none, and adds up."""
-        outer = Outer() if only_adds or not self.slots else self.outer
+        outer = Outer() if only_adds or not self.slots else outer
         return ForkStore(self.slots, self.areas, self.sums, outer, begin, end)
 
     def begin(self, spec: Spec, *, tells: bool) -> Begin:
@@ -137,5 +135,5 @@ def plan(choice: Choice, capacity: int, *, encodes: bool = False) -> MemoryPlan:
     if spec.state == "replicas":
         return MemoryPlan(capacity, slots=0, areas=REPLICAS + 1)
     sums = capacity - 1 if spec.sums == "hosts" and not encodes else 0
-    slots, outer = CLAIMS * capacity + BESIDE_READERS, spec.outer(choice.config) if spec.optimizer == "outer" else None
-    return MemoryPlan(capacity, slots=slots, areas=unapplied, own=unapplied, sums=sums, outer=outer)
+    slots = CLAIMS * capacity + BESIDE_READERS
+    return MemoryPlan(capacity, slots=slots, areas=unapplied, own=unapplied, sums=sums)

@@ -38,6 +38,8 @@ class MessageValidation:
         """Snapshots that it is to say for what its script keeps."""
         self._hands: set[int] = set()
         """Joinings of workers that it is to hand over to what its script keeps."""
+        self._gives = False
+        """Whether it is to give what its optimizer has."""
         self._edits: set[int] = set()
         """Changes of the model's structure that it is to tell."""
         self._edited = 0
@@ -72,6 +74,8 @@ class MessageValidation:
                 self._keeps.add(snapshot)
             case messages.worker.HandOver(joining=joining):
                 self._hands.add(joining)
+            case messages.worker.GiveState():
+                self._gives = True
             case messages.worker.OrderWanted(epoch=epoch, block=block):
                 self._draws.add((epoch, block))
             case messages.worker.ForkStore():
@@ -146,6 +150,9 @@ class MessageValidation:
                 return _taken(self._keeps, snapshot)
             case messages.worker.Handed(joining=joining):
                 return _taken(self._hands, joining)
+            case messages.worker.StateGiven():
+                told, self._gives = self._gives, False
+                return told
             case messages.worker.UpdateMade(step=step):
                 last, self._last = self._last, None
                 return step == last

@@ -129,6 +129,8 @@ class Train(Message):
     """This host and those besides the head's with which it exchanges ranges: who comes first in this order listens."""
     sums: bool = False
     """Whether the host adds up its workers' updates."""
+    part: int = 0
+    """The number of the protocol's part that decides."""
 
 
 class ExpectUpdate(Message):
@@ -281,6 +283,14 @@ class Adopted(Message):
     """The optimizer's state that goes with it, for a host with a shard."""
     changes: dict[int, int] = msgspec.field(default_factory=dict)
     """By worker of this host that owns a replica: the number of what that is from now on."""
+
+
+class PartSwitched(Message):
+    """That part of the protocol decides from now on, and another optimizer steps, or elsewhere."""
+
+    part: int
+    state: Attached | None
+    """What the host's part of the store's optimizer goes on with, or its workers' optimizers, if that has moved."""
 
 
 class KeepItem(Message):
@@ -471,6 +481,7 @@ FromHead = (
     | TellWorker
     | Adopt
     | Adopted
+    | PartSwitched
     | StartWorker
     | AdmitWorker
     | JoinWorker

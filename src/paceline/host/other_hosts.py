@@ -399,6 +399,14 @@ class OtherHosts:
             there = {own: change for own, change in changes.items() if own in other.workers}
             other.tell(host_messages.Adopted(worker, with_it, there))
 
+    def switched(self, part: int, state: int | None) -> None:
+        """That part decides from now on. `state`: see `host_messages.PartSwitched`."""
+        for other in [one for one in self._others.values() if one.begun]:
+            there, for_store = None, self._cluster.spec.optimizer == "store"
+            if state is not None and (other.name in self.makers if for_store else other.workers):
+                there = self.attachments.attach(file_bytes(state), other.name)
+            other.tell(host_messages.PartSwitched(part, there))
+
     def _train(self, other: RemoteHost, workers: dict[int, host_messages.GoesOn | None], *, late: bool = False) -> None:
         """Have these workers of that host train, and the host make its range of each version, if it is to.
 
@@ -418,7 +426,8 @@ class OtherHosts:
             self.directory.exchanges(other.name)
             near = self._met(near, other.name) if late else near
         sums = self._cluster.aggregation.begins(other.name, other.workers)
-        other.tell(host_messages.Train(workers, self._cluster.newest, self._now(), shards, state, near, sums))
+        part = self._cluster.part
+        other.tell(host_messages.Train(workers, self._cluster.newest, self._now(), shards, state, near, sums, part))
 
     def _recut(self, shards: Sequence[Shard], left: str) -> None:
         """These make versions from now on, and that host has left. What it sends is asked for anew."""

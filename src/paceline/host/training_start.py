@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Beginning, Blob, Item, Version
-from paceline.core.machine import Spec
 from paceline.core.shards import Shard
 from paceline.host import messages as host_messages
 from paceline.host.attachments import NO_ROOM
@@ -35,7 +34,6 @@ class TrainingStart:
         self,
         host: Host,
         plan: MemoryPlan,
-        spec: Spec,
         report: Callable[[host_messages.ToHead], None],
         stand_in: BootstrapProcess | None,
         *,
@@ -45,7 +43,6 @@ class TrainingStart:
         """`stand_in`: what this host has in the place of workers, if it has none. `name` is this host's."""
         self._host = host
         self._plan = plan
-        self._spec = spec
         self._report = report
         self._stand_in = stand_in
         self._name = name
@@ -81,7 +78,7 @@ class TrainingStart:
         host.memory.lay_out()
         host.attachments.offer(ADOPTED.name, host.memory.adopted, None)
         self._waiting = []
-        host.versions.newest = order.version
+        host.versions.newest, host.part = order.version, host.choice.part(order.part)
         host.versions.shards, own = shards, next((one for one in shards if one.host == self._name), None)
         host.adds_up, host.store.name = order.sums, SUMS if own is None else STORE
         if own is not None:
@@ -103,7 +100,9 @@ class TrainingStart:
 
         # what the worker begins with is the region's first version only until the head's is fetched
         self._fetches = fetches
-        host.store.fork(forkers, host.memory.region, self._plan.fork(begin, end, only_adds=own is None))
+        host.store.fork(
+            forkers, host.memory.region, self._plan.fork(begin, end, host.part.outer, only_adds=own is None)
+        )
 
     def process_settled(self) -> None:
         """The process that computes for this host is there, or can't be."""
@@ -144,6 +143,23 @@ class TrainingStart:
         if not host.shelf.has(Beginning(worker)):  # it has been written elsewhere
             items = [*host.attachments.comes_to(ADOPTED, self._head, host.memory.adopted), Beginning(worker)]
         self._bring(items, [] if state is None else [state], "adopted", there)
+
+    def switched(self, order: host_messages.PartSwitched) -> None:
+        """That part decides from now on. Fetch what optimizers here go on with. What else comes until then waits."""
+        host, part = self._host, self._host.choice.part(order.part)
+
+        def there() -> None:
+            host.part, for_store = part, part.spec.optimizer == "store"
+            with self.came(order.state) as file:
+                if host.ranges is not None:
+                    host.store.send(messages.store.Become(part.outer))
+                    if for_store and file is not None:
+                        host.store.send(messages.store.Load(), (file,))
+                host.tell_part(None if for_store else file)
+            self._go_on()
+
+        self._waiting = []
+        self._bring([], [] if order.state is None else [order.state], "switched", there)
 
     @contextmanager
     def came(self, attached: Attached | None) -> Iterator[int | None]:
@@ -206,7 +222,7 @@ class TrainingStart:
             self._host.attachments.bring(items, owner, there, never)
 
     def _go_on(self) -> None:
-        """Do what has waited, in order."""
+        """Do what has waited, in order. The rest waits on if some of it has to be fetched, too."""
         waiting, self._waiting = self._waiting or [], None
         for call in waiting:
-            call()
+            self.in_turn(call)

@@ -25,6 +25,8 @@ class WorkerState:
     """Whether its process has ended before its script had, while it took part."""
     joined: int = 0
     """How many workers had joined before it, and itself; 0: it was there as training began."""
+    begun: bool = False
+    """Whether its host has told it to go on after `prepare`."""
     trains: bool = False
     """Whether it takes part."""
     trained: bool = False

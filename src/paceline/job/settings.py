@@ -94,6 +94,11 @@ class Settings:
     """The cluster whose times are virtual; None: time is real."""
 
     @property
+    def part(self) -> int:
+        """The number of the protocol's part that decides as the run begins, or goes on."""
+        return self.choice.begins if self.resumed is None else self.resumed.state.part
+
+    @property
     def any_comes_back(self) -> bool:
         """Whether a worker that dies may begin again."""
         events = (event for event in self.scenario.events if isinstance(event, Kill))

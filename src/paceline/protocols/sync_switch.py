@@ -24,6 +24,7 @@ machine.
 Ours:
 - While a phase ends, a worker with nothing under way leaves its machine, so the phase's rounds shrink instead of
   waiting. A worker that joins then waits for the next phase. A worker that has run out of data is no member of it.
+- A phase ends with a version. So no worker is in the middle of a round of own steps then.
 - `rescale=linear`: as a phase begins in which a version is the mean of a gradient from each worker, learning rates are
   multiplied by the number of workers. Then, before a version, they are multiplied by the number of workers whose
   gradients are in it. A newcomer has the script's own rates.
@@ -32,9 +33,9 @@ Ours:
 - A worker is looked at over its last `window` steps, by samples for each second from when it could begin a step until
   its gradient was ready. Waiting does not count. There is a look each time as many updates were applied as workers take
   part. With fewer than three workers none is a straggler: the slower of two is always exactly one deviation below.
-- `elastic`: a straggler is out from its next release until the next phase, also if it comes back in between. The last
-  worker that computes is never sent out. When no worker computes any more but some are out, the next phase begins at
-  once. With `switch_at=1`, where there is no next phase, `first` begins anew with them.
+- `elastic` needs a first part that goes in rounds. A straggler is out from its next release until the next phase, also
+  if it comes back in between. The last worker that computes is never sent out. When no worker computes any more but
+  some are out, the next phase begins at once. With `switch_at=1`, where there is no next one, `first` begins anew.
 - `momentum`: the share of the script's own value that `then` is stepped with after a switch to it. `ramp` grows it from
   one nth to all of it in n equal stages over a quarter of the run's work, n as at the beginning. For 8 workers these
   are the authors' additive stages, of 2,000 of 64,000 steps. Whenever `first` comes back it has the script's momentum.
@@ -94,7 +95,7 @@ RAMPS = 4
 class Config:
     """Both protocols, when they change, and what is done about workers that are slow for a time."""
 
-    first: str = parameter("bsp", "the protocol of the first part of the work, of those whose optimizer the store runs")
+    first: str = parameter("bsp", "the protocol of the first part of the work, of those with a store")
     then: str = parameter("asp", "the protocol of the rest, likewise")
     switch_at: float = parameter(0.0625, "the share of the run's work after which `then` takes over", least=0, most=1)
     count: Literal["samples", "rounds"] = parameter(
@@ -124,6 +125,22 @@ class Config:
 
     def __post_init__(self) -> None:
         check_parameters("sync-switch", self)
+
+
+def parts_misfit(config: Config, parts: Sequence[Spec]) -> str:
+    """Why this config can't consist of these parts; empty if it can."""
+    first, then = parts
+    if config.stragglers == "elastic" and not first.rounds:
+        return (
+            f"sync-switch: stragglers is elastic, and under {first.name} no worker waits for a straggler; name a first "
+            "protocol that goes in rounds, such as bsp, or choose stragglers=none"
+        )
+    if config.momentum != "keep" and then.optimizer != "store":
+        return (
+            f"sync-switch: momentum is {config.momentum}, and under {then.name} each worker's own optimizer keeps its "
+            "momentum; leave it at keep"
+        )
+    return ""
 
 
 def unfit(config: Config, groups: Sequence[Mapping[str, Any]]) -> str:
@@ -206,6 +223,8 @@ class Machine:
     """Workers that wait for the next phase, and have nothing under way."""
     unsettled: dict[int, dict[int, int | None]] = field(default_factory=dict)
     """By worker and step: the samples of updates that are neither applied nor dropped. Also of workers that left."""
+    since: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By worker and last step of an update with several steps, until it is applied or dropped: its first step."""
     draining: float | None = None
     """While a phase ends: the time of the fact that began its end."""
     to: Which = "then"
@@ -292,8 +311,10 @@ class Machine:
             self.goal = math.ceil(Decimal(repr(self.config.switch_at)) * (fact.work or 0))
         usual: Which = "first" if self.planned else "then"
         which = self._resume(fact)
+        before = which if fact.memory is None else fact.memory.get("state", which)
         if which != usual:
             self.ramped = self.ramped or 0
+        if which != usual or which != before:
             turn.orders.append(self._switch_to(which, fact.members, since=fact.at, why=("resumed",)))
         self._enter(which, replace(fact, memory=None), turn)
 
@@ -327,6 +348,8 @@ class Machine:
                 if worker in self.began:
                     window = self.windows.setdefault(worker, Window())
                     window.add(_work(samples), at - self.began.pop(worker), self.config.window)
+                    if seat.phase == "computing":  # the next step of its round
+                        self.began[worker] = at
             case StepDeclined():
                 del self.members[worker]
                 self.declined[worker] = None
@@ -381,11 +404,13 @@ class Machine:
                     if self.draining is not None or worker in self.leaving:
                         turn.touched.append(worker)
                         continue
-                    self.roster.release(worker, order.version, order.why, order.parameters)
+                    self.roster.release(worker, order.version, order.why, order.parameters, order.steps)
                     if self.watching:
                         self.began[worker] = turn.at
                 case StartPush(worker=worker):
                     seat = self.roster.seats[worker]
+                    if order.since is not None:
+                        self.since[worker, order.step] = order.since
                     if order.step == seat.step:
                         self.roster.push(worker)
                     else:  # beside the next step's computation
@@ -393,7 +418,7 @@ class Machine:
                 case StartPull(worker=worker):
                     self.roster.pull(worker, order.version, order.why)
                 case DropUpdate(worker=worker):
-                    self._settle(worker, order.step, turn)
+                    self._settle(worker, order.step, turn, order.since)
                     dropped = self.roster.seats.get(worker)
                     if dropped is not None and dropped.phase == "ready" and dropped.step == order.step:
                         dropped.phase = "parked"  # nothing of it is left
@@ -404,11 +429,11 @@ class Machine:
                     continue
             turn.orders.append(order)
 
-    def _settle(self, worker: int, step: int, turn: _Turn) -> int:
-        """That update is applied or dropped. Return how much work was in it."""
+    def _settle(self, worker: int, step: int, turn: _Turn, since: int | None = None) -> int:
+        """That update is applied or dropped. Return how much work was in it. `since`: see `DropUpdate`."""
         turn.touched.append(worker)
-        updates = self.unsettled[worker]
-        work = _work(updates.pop(step))
+        updates, first = self.unsettled[worker], self.since.pop((worker, step), since)
+        work = sum(_work(updates.pop(one)) for one in range(step if first is None else first, step + 1))
         if not updates:
             del self.unsettled[worker]
         return work
@@ -437,7 +462,8 @@ class Machine:
     def _scale(self, workers: Iterable[int], turn: _Turn) -> None:
         """Order rates and momentum for what these workers make: together, or each by itself."""
         company = dict.fromkeys(workers)
-        mean = self.part.rounds and self.config.rescale == "linear"
+        own = self.part.optimizer == "outer"
+        mean = self.part.rounds and not own and self.config.rescale == "linear"
         scale, stage = len(company) if mean else 1, self._stage()
         for worker in company:
             if worker not in self.hosts:
@@ -446,7 +472,7 @@ class Machine:
             if before == (scale, stage):
                 continue
             self.scales[worker], self.stages[worker] = scale, stage
-            why: Why = ("mean-of", scale) if mean else ("one-by-one",)
+            why: Why = ("mean-of", scale) if mean else ("own-steps",) if own else ("one-by-one",)
             if before[1] != stage:
                 why = ("momentum", stage, self.company)
             momentum = stage / self.company
@@ -523,8 +549,9 @@ class Machine:
         del self.resumed[worker]
         if self.draining is None:
             self.members[worker] = None
-            step = self.roster.seats[worker].step + 1
-            self._tell(WorkerJoined(worker=worker, host=self.hosts[worker], step=step, at=turn.at), turn)
+            seat = self.roster.seats[worker]
+            seat.version = seat.last = -1  # as of any worker that joins
+            self._tell(WorkerJoined(worker=worker, host=self.hosts[worker], step=seat.step + 1, at=turn.at), turn)
             return
         self._park(worker, turn)
         if worker in self.declined:
@@ -593,6 +620,7 @@ def memory(machine: Machine) -> dict[str, Any]:
     ends = machine.draining is not None
     return {
         "active": machine.to if ends else machine.active,
+        "state": machine.active,
         "company": machine.company,
         "done": machine.done,
         "planned": machine.planned,
@@ -642,6 +670,8 @@ SPEC = Spec(
     rounds=False,
     parts=("first", "then"),
     memory=memory,
+    parts_misfit=parts_misfit,
+    begins=lambda config: int(config.switch_at == 0),
     invariants={
         "every worker takes part, has declined, or waits for the next phase": _is_somewhere,
         "the machine of the part that is not active has begun nothing": lambda machine: (
@@ -684,6 +714,7 @@ SPEC = Spec(
         "beginning had been in it",
         "mean-of": "a version is the mean of gradients from {0} workers",
         "one-by-one": "each update is applied by itself",
+        "own-steps": "each worker's own optimizer steps",
         "momentum": "momentum is {0}/{1} of the script's",
     },
 )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
+from paceline.core.choice import Choice
 from paceline.core.facts import (
     Fact,
     GradientReady,
@@ -74,7 +75,9 @@ class _Sum:
 class Rules:
     """Checks facts and orders under any protocol. A fact comes before its orders."""
 
-    spec: Spec
+    choice: Choice
+    spec: Spec = field(init=False)
+    """Of the part that decides."""
     at: float = -math.inf
     version: int | None = None
     """The store's version."""
@@ -130,6 +133,9 @@ class Rules:
     """The last sum in which updates have arrived."""
     sums: Bitset = field(default_factory=Bitset)
     """(0, its number) of each sum in this segment."""
+
+    def __post_init__(self) -> None:
+        self.spec = self.choice.part(self.choice.begins).spec
 
     def fact(self, fact: Fact) -> None:
         if not fact.at >= self.at:
@@ -193,6 +199,7 @@ class Rules:
 
     def _go_on(self, fact: TrainingBegan) -> None:
         """Undo what was outstanding, as the run was resumed. Numbers go on from the snapshot."""
+        self.spec = self.choice.part(self.choice.begins).spec
         if self.spec.state == "store" and fact.version != self.version:
             raise Violation(GOES_ON, f"version {self.version}", f"version {fact.version}")
         for worker, _, step in fact.members:
@@ -246,8 +253,10 @@ class Rules:
                 self._begin(order)
             case CopyReplica(source=source, worker=worker):
                 self.copies[worker] = self.replicas.get(source)
-            case LeaveOut() | SwitchProtocol():
+            case LeaveOut():
                 self.dealt_anew = True
+            case SwitchProtocol():
+                self.dealt_anew, self.spec = True, self.choice.part(self.choice.part_of(order)).spec
             case _:
                 pass
         return self.outcomes.order(order)

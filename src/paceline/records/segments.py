@@ -27,7 +27,10 @@ LACKING = "lacking"
 ended before the machine was told."""
 ON_DEVICES = "on_devices"
 """The note of the devices that workers computed on: by worker the GPU's name, or an empty string."""
-OF_ONE = ("beginning", "end", "deaths", "absent", "admitted", "handed", PLACEMENT, MOVES, LACKING, ON_DEVICES)
+OF_ONE = (
+    *("beginning", "end", "deaths", "absent", "admitted", "gave", "handed"),
+    *(PLACEMENT, MOVES, LACKING, ON_DEVICES),
+)
 """Keys of the table `run` about the newest segment alone. Those of earlier ones are in the table `segments`."""
 ASKED = (
     *("arguments", "threads", "devices", "shards", "record", "limits", "learning_rate_scale", "start"),

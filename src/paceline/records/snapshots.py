@@ -49,6 +49,8 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """By worker that trained: its next step number."""
     scalars: dict[int, list[dict[str, Any]]]
     """By worker: its optimizer's hyperparameters at its last push."""
+    part: int = 0
+    """The number of the protocol's part that decided."""
     edits: int = 0
     """How often scripts have changed the model's structure."""
     metrics: list[tuple[int, str]] = []

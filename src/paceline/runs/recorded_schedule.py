@@ -68,6 +68,7 @@ class RecordedPart:
         # A worker that died before its first step came back under the same number of returns: the last one counts.
         policy.admitted = {(worker, nth): epoch for worker, nth, epoch in notes.get("admitted", ())}
         policy.handed = {(worker, nth): source for worker, nth, source in notes.get("handed", ())}
+        policy.gave = deque(notes.get("gave", ()))
         policy.means, policy.lacking = self.recordings(), frozenset(notes.get(LACKING, ()))
         policy.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))
         if self.segment.hosts > 1:  # in averages, what workers of one host have is summed first

@@ -60,12 +60,16 @@ def asks_for_more(config: Mapping[str, Any], limits: Mapping[str, Any], argument
 def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now: int) -> None:
     """Raise ConfigError if a run can't go on under this protocol, or with `now` workers."""
     name, one, other = f"--resume {run}", before.spec, choice.spec
-    kept_by = KEPT_BY[one.optimizer]
-    if one.optimizer != other.optimizer:
+    own, others = ([part.spec for part in whole.parts or (whole,)] for whole in (before, choice))
+    optimizers = {spec.optimizer for spec in own}
+    kept_by = KEPT_BY[min(optimizers - {"store"}, default="store")]
+    if optimizers != {spec.optimizer for spec in others}:
         raise ConfigError(f"{name}: it is a run of {one.name}, whose state {other.name} can't go on with; {kept_by}")
-    if one.name != other.name and one.optimizer != "store":  # another protocol can't use its memory, or outer state
+    if optimizers == {"store"}:
+        return
+    if (one, own) != (other, others):  # another protocol can't use its memory, or outer state
         raise ConfigError(f"{name}: it is a run of {one.name}, and {kept_by}; leave -p out")
-    if workers != now and one.optimizer != "store":
+    if workers != now:
         kept = f"under {one.name} {kept_by}"
         raise ConfigError(f"{name}: it has {workers} workers, and {kept}; go on with {workers}, not {now}")
 

@@ -32,7 +32,7 @@ from paceline.ipc.processes import fork_orphan
 from paceline.records import snapshots
 from paceline.store.chunks import STATE, NotFinite
 from paceline.store.shares import StateShare, pack_share, pack_whole, unpack_share, unpack_whole
-from paceline.store.snapshots import StateSnapshot, write_packed
+from paceline.store.snapshots import StateSnapshot, pack, unpack, write_packed
 from paceline.store.store import CommitResult, NamedVersion, Store
 from paceline.training.averages import Policy
 from paceline.training.packing import load, packed, unpacked
@@ -109,6 +109,10 @@ def _serve(store: Store, end: socket.socket) -> int:
                     )
                     sha256 = version.record(Path(order.file))
                     recorder.send(messages.store.MeanRecorded(order.version, sha256, distance))
+                case messages.store.TakeState():
+                    store.take_state(unpack(attached(descriptors[0])))
+                case messages.store.Become(outer=outer):
+                    store.become(outer)
                 case messages.store.KeepState(file=file, number=number, shares=shares):
                     keep = partial(_keep_state, recorder, order, store, store.begin_keeping())
                     gatherings.begin(number, shares, keep)
@@ -201,10 +205,13 @@ def _restored(store: Store, order: messages.store.Restore) -> messages.store.Res
 
 
 def _send_state(
-    recorder: _Recorder, worker: int, store: Store, keeping: StateSnapshot, shares: Iterable[StateShare]
+    recorder: _Recorder, worker: int | None, store: Store, keeping: StateSnapshot, shares: Iterable[StateShare]
 ) -> None:
-    said = partial(messages.store.StateReady, worker)
-    _send_packed(recorder, said, lambda: packed(store.whole(keeping, shares).state, STATE))
+    def packing() -> bytes:
+        whole = store.whole(keeping, shares)
+        return pack(whole.for_worker()) if worker is None else packed(whole.state, STATE)
+
+    _send_packed(recorder, partial(messages.store.StateReady, worker), packing)
 
 
 def _keep_state(

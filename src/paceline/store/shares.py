@@ -5,11 +5,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from paceline.store.chunks import STATE, ChunkSpan, PartState, State
+import numpy
+import torch
+from torch import Tensor
+
+from paceline.store.chunks import CAPTURABLE, STATE, ChunkSpan, PartState, State
+from paceline.store.snapshots import OfWorker
 from paceline.training.packing import Tree, packed, unpacked
+
+COUNT = "step"
+"""What torch's optimizers call their counts of steps, which are floating-point numbers."""
+NOT_PLAIN = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,96 @@ class Whole:
     """What a user's own optimizer has besides groups and state."""
     told: list[dict[str, Any]]
     """The script's hyperparameters, as a worker last sent them."""
+
+    def for_worker(self) -> OfWorker:
+        """Return what a worker's optimizer goes on with. Of hyperparameters, that is what no worker has sent."""
+        changed = [
+            {key: value for key, value in group.items() if key not in there or plain(value) != there[key]}
+            for group, there in zip(self.groups, self.told, strict=True)
+        ]
+        for group in changed:
+            group.pop(CAPTURABLE, None)  # only a GPU can do this
+        return OfWorker(state=self.state, groups=changed, attributes=self.attributes)
+
+
+class StateMean:
+    """The mean of what workers' optimizers have, in the order in which they are added. Whole numbers are the largest.
+
+    What is no number is the first worker's, and so are hyperparameters.
+    """
+
+    def __init__(self) -> None:
+        self._first: OfWorker | None = None
+        self._sums: dict[tuple[int, str], Any] = {}
+        self._counts: dict[tuple[int, str], int] = {}
+        self._kinds: dict[tuple[int, str], Any] = {}
+
+    def add(self, one: OfWorker) -> None:
+        """Add what a worker's optimizer has."""
+        self._first = self._first or one
+        for number, values in (one.state or {}).items():
+            for key, value in values.items():
+                self._add((number, key), value)
+
+    def taken(self) -> Whole | None:
+        """Return the mean, and begin anew; None if nothing was added."""
+        first, state = self._first, dict[int, dict[str, Any]]()
+        for (number, key), total in self._sums.items():
+            state.setdefault(number, {})[key] = self._mean((number, key), total)
+        self.__init__()  # type: ignore[misc]
+        if first is None:
+            return None
+        groups = [{key: value for key, value in group.items() if key != CAPTURABLE} for group in first.groups]
+        return Whole(state=state, groups=groups, attributes=first.attributes, told=scalars_in(groups))
+
+    def _add(self, place: tuple[int, str], value: Any) -> None:
+        before = self._sums.get(place)
+        if before is None:
+            self._sums[place], self._counts[place], self._kinds[place] = _wide(value), 1, value
+        elif _is_count(place[1], value):
+            self._sums[place] = torch.maximum(before, value) if isinstance(value, Tensor) else max(before, value)
+        elif isinstance(value, Tensor | float):
+            self._sums[place] = before + _wide(value)
+            self._counts[place] += 1
+
+    def _mean(self, place: tuple[int, str], total: Any) -> Any:
+        kind = self._kinds[place]
+        if _is_count(place[1], kind) or not isinstance(kind, Tensor | float):
+            return total
+        mean = total / self._counts[place]
+        return mean.to(kind.dtype) if isinstance(kind, Tensor) else mean
+
+
+def _is_count(key: str, value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return key == COUNT or not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, int) or (key == COUNT and isinstance(value, float))
+
+
+def _wide(value: Any) -> Any:
+    """Return the value so that many can be added up: half precision would lose what it adds."""
+    halves = (torch.float16, torch.bfloat16)
+    return value.float() if isinstance(value, Tensor) and value.dtype in halves else value
+
+
+def scalars_in(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the hyperparameters in each of these groups that can be sent as plain values."""
+    return [
+        {key: sent for key, value in group.items() if key != "params" and (sent := plain(value)) is not NOT_PLAIN}
+        for group in groups
+    ]
+
+
+def plain(value: Any) -> Any:
+    """Return the value as it can be sent, or `NOT_PLAIN`."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, numpy.generic):
+        return value.item()
+    if isinstance(value, tuple | list):
+        items = [plain(item) for item in value]
+        return NOT_PLAIN if NOT_PLAIN in items else items
+    return value if value is None or isinstance(value, bool | int | float | str) else NOT_PLAIN
 
 
 def pack_share(share: StateShare) -> bytes:

@@ -17,7 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -46,8 +45,8 @@ from paceline.store.chunks import (
     user_class,
 )
 from paceline.store.gradient_reader import GradientReader, add_up
-from paceline.store.shares import StateShare, Whole
-from paceline.store.snapshots import OfReplica, OfStore, StateSnapshot, put, read, write
+from paceline.store.shares import NOT_PLAIN, StateMean, StateShare, Whole, plain, scalars_in
+from paceline.store.snapshots import OfReplica, OfStore, OfWorker, StateSnapshot, put, read, write
 from paceline.training.averages import AreaAverages, Policy, merged
 from paceline.training.layout import Layout, Places
 from paceline.training.model.structure import UNSAVED, Structure
@@ -153,14 +152,13 @@ class Store:
         self.layout = layout = places.layout
         self.memory = places.region.memory
         self.within = within or (0, layout.flags_offset)
-        self._optimizer = detached(optimizer)
-        """The optimizer that chunks have copies of: the script's as of the fork, or an outer one."""
-        self.parts = parts_of(layout, self._optimizer, self.within)
-        """In the order of their bytes."""
-        self._cuts = cuts_of(layout, optimizer)
-        self._bytes = {id(part): _bytes_of(part, self._cuts) for part in self.parts}
-        """By chunk: the begin and the end of its bytes in a version."""
-        self._sliced = type(optimizer) in ELEMENTWISE
+        self._lanes: dict[int, list[CommitLane]] = {}
+        """By number of threads: the lane of each thread."""
+        self._scratch: list[memoryview] = []
+        """By lane."""
+        self._told: Scalars = []
+        """The hyperparameters that the script had when a worker last told of them."""
+        self._step(optimizer)
         numbers = {parameter: n for n, parameter in enumerate(_parameters(optimizer))}
         state = {numbers[parameter]: values for parameter, values in optimizer.state.items()}
         if state:
@@ -171,8 +169,6 @@ class Store:
         self.names = [entry.name for entry in layout.moving]
         self.buffers: dict[int, dict[str, Tensor]] = {}
         """Each worker's buffers, as of its last applied update."""
-        self._told = scalars_of(optimizer)
-        """The hyperparameters that the script had when a worker last told of them."""
         self._to_pass_on: Whole | None = None
         """What the stores of all ranges begin with, until the first commit. None if this store makes whole versions."""
         if not self._makes_all:
@@ -192,12 +188,12 @@ class Store:
         """Optimizer states of earlier versions that are being copied."""
         self._averages: AreaAverages | None = None
         self._script: tuple[nn.Module, torch.optim.Optimizer] | None = None
+        self._scripts_own = self._optimizer, clip
+        """The script's optimizer, and how mean gradients are clipped for that."""
+        self._of_workers = StateMean()
+        """What the script's optimizer goes on with once it makes versions."""
         self._is_outer = False
         """Whether the optimizer is an outer one."""
-        self._lanes: dict[int, list[CommitLane]] = {}
-        """By number of threads: the lane of each thread."""
-        self._scratch: list[memoryview] = []
-        """By lane."""
         self._in_slots: dict[int, list[Tensor]] = {}
         """By slot, if norms are clipped: where each parameter's mean gradient is made."""
         self._helpers: ThreadPoolExecutor | None = None
@@ -217,10 +213,11 @@ class Store:
 
         With an outer optimizer, the store steps that with what the workers' optimizers have made, and clips nothing.
         """
-        makes, clip = (optimizer, clip) if outer is None else (outer_of(optimizer, outer), None)
-        store = cls(places, makes, within, clip)
+        makes, own = (optimizer, clip) if outer is None else (outer_of(optimizer, outer), None)
+        store = cls(places, makes, within, own)
         store._is_outer = outer is not None
         store._script = model, optimizer
+        store._scripts_own = detached(optimizer), clip  # now, as a GPU's tensors can't be read after the fork
         store._populate(0, places.layout.flags_offset)
         places.region.populate(places.fixed_start(), places.fixed_start() + places.layout.fixed_bytes)
         present = dict(model.named_parameters())
@@ -338,6 +335,36 @@ class Store:
         push = self.pushes[target]
         self.places.region.populate(push.start, push.stop)
         return self._in_groups().sum_up(terms, target, self.names, look=look, made=made)
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make versions with that optimizer, which has no state."""
+        self._optimizer = detached(optimizer)
+        """The optimizer that chunks have copies of: the script's as of the fork, or an outer one."""
+        self.parts = parts_of(self.layout, self._optimizer, self.within)
+        """In the order of their bytes."""
+        self._cuts = cuts_of(self.layout, optimizer)
+        self._bytes = {id(part): _bytes_of(part, self._cuts) for part in self.parts}
+        """By chunk: the begin and the end of its bytes in a version."""
+        self._sliced = type(optimizer) in ELEMENTWISE
+        self._told = scalars_of(optimizer)
+        self._lanes.clear()
+        self._scratch.clear()
+
+    def take_state(self, kept: OfWorker) -> None:
+        """Take what a worker's optimizer has. See `become`."""
+        self._of_workers.add(kept)
+
+    def become(self, outer: Outer | None) -> None:
+        """Make versions with the outer optimizer from now on, or with the script's own.
+
+        An outer one begins anew. The script's goes on from the mean of what workers have given, if any have.
+        """
+        optimizer, clip = self._scripts_own
+        self._is_outer, self._clip = outer is not None, clip if outer is None else None
+        self._step(optimizer if outer is None else outer_of(optimizer, outer))
+        if (whole := self._of_workers.taken()) is not None:
+            self.begin_with(whole)
+            self._to_pass_on = None if self._makes_all else whole
 
     def load(self, state: State) -> None:
         """Replace the optimizer's state by this state of whole parameters."""
@@ -719,15 +746,12 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def scalars_of(optimizer: torch.optim.Optimizer) -> Scalars:
     """Return the hyperparameters of each group that can be sent as plain values."""
-    return [
-        {key: plain for key, value in group.items() if key != "params" and (plain := _plain(value)) is not _NOT_PLAIN}
-        for group in optimizer.param_groups
-    ]
+    return scalars_in(optimizer.param_groups)
 
 
 def is_sent(value: Any) -> bool:
     """Return whether a hyperparameter is among those of `scalars_of`."""
-    return _plain(value) is not _NOT_PLAIN
+    return plain(value) is not NOT_PLAIN
 
 
 def packable(group: dict[str, Any]) -> dict[str, Any]:
@@ -752,6 +776,16 @@ def unfit_rate(scalars: Scalars) -> str:
     return ""
 
 
+def set_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Give the groups these hyperparameters, which need not be plain."""
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in values.items():
+            if isinstance(group.get(key), Tensor):
+                group[key].copy_(value)  # a scheduler may write into the same one
+            else:
+                group[key] = value
+
+
 def set_scalars(optimizer: torch.optim.Optimizer, scalars: Scalars) -> None:
     """Give the groups these hyperparameters."""
     for group, values in zip(optimizer.param_groups, scalars, strict=True):
@@ -760,17 +794,3 @@ def set_scalars(optimizer: torch.optim.Optimizer, scalars: Scalars) -> None:
                 group[key].fill_(value)
             else:
                 group[key] = tuple(value) if isinstance(value, list) else value
-
-
-_NOT_PLAIN = object()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    if isinstance(value, numpy.generic):
-        return value.item()
-    if isinstance(value, tuple | list):
-        items = [_plain(item) for item in value]
-        return _NOT_PLAIN if _NOT_PLAIN in items else items
-    return value if value is None or isinstance(value, bool | int | float | str) else _NOT_PLAIN

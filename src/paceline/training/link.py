@@ -23,6 +23,7 @@ from paceline.ipc.messages.worker import (
     Begin,
     Compute,
     EpochOver,
+    GiveState,
     HandOver,
     Keep,
     Leased,
@@ -30,6 +31,7 @@ from paceline.ipc.messages.worker import (
     MakeUpdate,
     Offered,
     PlateauMetrics,
+    SwitchPart,
 )
 from paceline.store.snapshots import OfWorker
 from paceline.store.store import Store
@@ -38,7 +40,9 @@ from paceline.training.data.orders import Orders
 from paceline.training.model.structure import Structure
 from paceline.training.optim.schedules import FollowedRun, Plateau
 
-Released = Compute | Arrives | MakeStep | MakeUpdate | Keep | HandOver | PlateauMetrics
+Asked = Arrives | MakeUpdate | Keep | HandOver | PlateauMetrics | GiveState
+"""What a worker may be asked for at any time."""
+Released = Compute | MakeStep | Asked
 """What a worker is told that waits for its release: to go on, or what is to be done first."""
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Measure = Callable[[int, Path], dict[str, float]]
@@ -96,6 +100,15 @@ class TakenUp:
     """The descriptor of the recorded version that it is to put there first."""
     kept: OfWorker | None
     """What another worker has handed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switched:
+    """Another part of the protocol decides from now on."""
+
+    order: SwitchPart
+    kept: OfWorker | None
+    """What the worker's optimizer goes on with, if the store's stepped before."""
 
 
 class Baseline(FollowedRun, Protocol):
@@ -190,7 +203,10 @@ class Link(Protocol):
         False: the run is stopped, or the rest of the release was revoked.
         """
 
-    def released(self) -> Released | TakenUp | None:
+    def heard_switches(self) -> list[Switched]:
+        """The switches that have come by now."""
+
+    def released(self) -> Released | Switched | TakenUp | None:
         """Wait for the order to go on, or for what is to be done first; None when nothing is left to do."""
 
     def heard_to_keep(self) -> list[Keep]:
@@ -228,7 +244,7 @@ class Link(Protocol):
         """
 
     def optimizer_state(self) -> bytes:
-        """The optimizer's state of the newest version, packed."""
+        """The optimizer's state of the newest version, packed. Nothing: a switch has come that brings it."""
 
     def snapshot(self, *, hold: bool) -> int:
         """Return the newest version's slot, which is kept until `SnapshotTaken`.

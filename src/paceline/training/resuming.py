@@ -37,7 +37,7 @@ class Resuming:
         self.taken = self.at is None
         """Whether the script has got that, and no longer can change it."""
         self._context = context
-        self._holder = holder
+        self.holder = holder
         self._changes = changes
         self._loops = loops
         self._kept = kept
@@ -91,7 +91,7 @@ class Resuming:
                 buffer.copy_(buffers[name])
         if there is None:
             return
-        if self._holder.keeps_state:
+        if self.holder.keeps_state and there.state is not None:  # else a switch brings it
             context.load_optimizer(there)
         if context.residual is not None and there.residual is not None and there.residual[0] == context.link.worker:
             context.residual.now.copy_(there.residual[1])  # another worker's is that one's to make up for

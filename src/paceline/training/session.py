@@ -17,6 +17,7 @@ from paceline.ipc.messages.worker import (
     Arrives,
     Compute,
     Declined,
+    GiveState,
     HandOver,
     Keep,
     MakeStep,
@@ -31,8 +32,8 @@ from paceline.store.store import Scalars, scalars_of, unfit_rate
 from paceline.training.agreements import AgreeCalls
 from paceline.training.data.batches import Batches, Stands, in_variables
 from paceline.training.data.loop import EpochLoop, Loops
-from paceline.training.holders.choice import holder_of
-from paceline.training.link import Started, TakenUp
+from paceline.training.holders.choice import copier_of, holder_of
+from paceline.training.link import Asked, Started, Switched, TakenUp
 from paceline.training.model.non_optimized import NonOptimized
 from paceline.training.model.structure_edits import StructureEdits
 from paceline.training.optim.clipping import OwnClipping
@@ -95,7 +96,9 @@ class Session:
         self.link = context.link
         self.followed = context.followed
         self.followed.watch()
-        self.holder = holder_of(begin, context)
+        self._copier = copier_of(context)
+        """What copies to a device and from it, for each holder."""
+        self.holder = holder_of(begin, context, self._copier)
         self.holder.show(begin.place)
         self.fixed = NonOptimized(context.places, self.followed)
         self.fixed.begin()
@@ -162,8 +165,10 @@ class Session:
     @undisturbed
     def join(self) -> None:
         """The script makes its first step in a run that has begun without it: take part from now on."""
-        self.joins, since = False, time.monotonic()
+        since = time.monotonic()
         taken = self.link.take_up(announce=not self._loads)
+        self.hear_switches()
+        self.joins = False
         if taken is not None:
             self.resuming.join(taken)
         self._place = -1
@@ -283,9 +288,13 @@ class Session:
             self._remarked.add(what)
             self.link.remark(line)
 
-    def asked(self, order: Keep | HandOver | PlateauMetrics | Arrives | MakeUpdate) -> None:
+    def asked(self, order: Asked | Switched) -> None:
         """Do what the run asks for while the script waits, and makes no step: what it keeps is packed at once."""
         match order:
+            case Switched():
+                self._switch(order)
+            case GiveState():
+                self.snapshots.give()
             case Keep():
                 self.snapshots.keep([order])
                 self.snapshots.send()
@@ -298,6 +307,31 @@ class Session:
                 self.make_update()
             case Arrives():
                 pass  # the step is not made
+
+    def hear_switches(self) -> None:
+        """Another part of the protocol may decide by now."""
+        for order in self.link.heard_switches():
+            self._switch(order)
+
+    def _switch(self, to: Switched) -> None:
+        """Another part of the protocol decides from now on: show parameters, and push, as it needs that.
+
+        The optimizer's state goes to where it steps. A worker that awaits its release is shown a version by that. One
+        that has no step left to make is shown the newest one, and one that is still to join what it has been shown.
+        """
+        self.holder.let_go()
+        self.holder = holder_of(to.order, self.context, self._copier)
+        self.structure_edits.holder = self.changes.holder = self.resuming.holder = self.holder
+        if to.kept is not None:
+            self.context.load_optimizer(to.kept)
+            self.context.set_groups(to.kept.groups)
+        self.changes.moved_state()
+        if self.joins:
+            self.holder.show(self._place)
+            return
+        self._place = -1
+        if self._awaits is None:
+            self.holder.hold_newest()
 
     def come_by(self, epoch: int | None = None) -> None:
         """The script begins something new in its own thread: what it has to keep is as it is after the last step.
@@ -438,7 +472,7 @@ class Session:
                     self.link.say(Stepped(order.step, self.holder.step_replica(order)))
                 case Keep() as order:
                     self.snapshots.keep([order])
-                case HandOver() | PlateauMetrics() | MakeUpdate() as order:
+                case HandOver() | PlateauMetrics() | MakeUpdate() | GiveState() | Switched() as order:
                     self.asked(order)
                 case TakenUp(kept=kept):  # the replica is another worker's now, which has stepped meanwhile
                     if kept is not None:

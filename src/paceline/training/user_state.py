@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.errors import ConfigError
-from paceline.ipc.messages.worker import Handed, HandOver, Keep, Kept
+from paceline.ipc.messages.worker import Handed, HandOver, Keep, Kept, StateGiven
 from paceline.store.snapshots import OfWorker, pack
-from paceline.store.store import packable
+from paceline.store.store import packable, set_groups
 from paceline.training.optim.schedules import Schedule, left_out, schedulers_of
 from paceline.training.packing import check
 
@@ -94,12 +95,7 @@ class UserState:
                     f'the kept object "{name}" can\'t be loaded from the snapshot: {type(error).__name__}: {said}'
                 ) from error
         if any(getattr(kept, "optimizer", None) is self._optimizer for kept in self._objects.values()):
-            for group, values in zip(self._optimizer.param_groups, there.groups, strict=True):
-                for key, value in values.items():
-                    if isinstance(group.get(key), torch.Tensor):
-                        group[key].copy_(value)  # the scheduler may write into the same one
-                    else:
-                        group[key] = value
+            set_groups(self._optimizer, there.groups)
 
     def schedulers_left_out(self) -> list[str]:
         """The classes of the optimizer's learning-rate schedulers that aren't kept."""
@@ -138,6 +134,16 @@ class SnapshotOrders:
             residual = None if lost is None else (session.link.worker, lost.as_of(order.applied))
             packing, why = self._kept.packing(optimizer, residual=residual)
             session.link.say(Kept(order.snapshot, session.last_step, session.epoch, why), packing)
+
+    def give(self) -> None:
+        """Pack what the worker's optimizer has, for the store's to go on with."""
+        kept = self._session.context.optimizer_kept()
+        groups = [packable(group) for group in self._session.context.optimizer.param_groups]
+        try:
+            packing, why = pack(replace(kept, groups=groups)), None
+        except ConfigError as error:
+            packing, why = b"", str(error)
+        self._session.link.say(StateGiven(why), packing)
 
     def hand_over(self, order: HandOver) -> None:
         """Pack what the script has for a worker that joins, as it is now: at the end of this worker's last step."""

@@ -66,6 +66,7 @@ from paceline.training.link import (
     Released,
     ResumedWorker,
     Started,
+    Switched,
     TakenUp,
 )
 from paceline.training.model.evaluating import evaluated
@@ -81,7 +82,7 @@ OURS = f"{Path(paceline.__file__).parent}{os.sep}"
 Kinds = tuple[type[messages.Message], ...]
 RELEASES: Kinds = (Compute, MakeStep, messages.worker.Behind)
 LEASES: Kinds = (messages.worker.Leased, messages.worker.EpochOver)
-ASKED = (Keep, HandOver, Arrives, PlateauMetrics, MakeUpdate)
+ASKED = (Keep, HandOver, Arrives, PlateauMetrics, MakeUpdate, messages.worker.GiveState, messages.worker.SwitchPart)
 """What may come at any time."""
 UNSAID_BY_FORKED = (
     messages.worker.Accumulated,
@@ -364,11 +365,22 @@ class WorkerLink:
         self.step = step
         return True
 
-    def released(self) -> Released | TakenUp | None:
+    def heard_switches(self) -> list[Switched]:
+        """See `training.link.Link`."""
+        with self._turn:
+            while isinstance(self._channel, Channel) and self._channel.ready(0.0) and not self._receiving:
+                self._hear(0.0)
+            came = [(said, files) for said, files in self._answers if isinstance(said, messages.worker.SwitchPart)]
+            self._answers = [one for one in self._answers if not isinstance(one[0], messages.worker.SwitchPart)]
+        return [_switched(order, files) for order, files in came]
+
+    def released(self) -> Released | Switched | TakenUp | None:
         """See `training.link.Link`."""
         message: Released | messages.worker.Behind | None
-        message, _ = self._await(*RELEASES, asked=True, leaves=True)
+        message, files = self._await(*RELEASES, asked=True, leaves=True)
         match message:
+            case messages.worker.SwitchPart():
+                return _switched(message, files)
             case messages.worker.Behind():
                 self._expect(RELEASES)  # the release may come first
                 return self.take_up(announce=False)
@@ -451,7 +463,7 @@ class WorkerLink:
         """See `training.link.Link`."""
         self._only_here()
         _, files = self._ask(messages.worker.StateWanted(), messages.worker.OptimizerState, even_stopped=True)
-        return attached(files.pop())
+        return attached(files.pop()) if files else b""
 
     def snapshot(self, *, hold: bool) -> int:
         """See `training.link.Link`."""
@@ -562,7 +574,9 @@ class WorkerLink:
                 return message, descriptors
             self._keeps += isinstance(message, Keep)
             if (session := prepare.session_now()) is not None:
-                session.asked(message)
+                session.asked(
+                    _switched(message, descriptors) if isinstance(message, messages.worker.SwitchPart) else message
+                )
 
     def _hear(self, most: float | None = None, *, leaves: bool = False) -> None:
         """Wait for a message to any thread here, so many seconds at most. Call this with `_turn`.
@@ -604,6 +618,10 @@ class WorkerLink:
         if self._ends_at_once and not self._keeps and threading.get_ident() == self._thread:
             self._ends_at_once = False
             raise SystemExit(0)  # loops without batches would make the script print confusing things
+
+
+def _switched(order: messages.worker.SwitchPart, files: list[int]) -> Switched:
+    return Switched(order=order, kept=unpack(attached(files.pop())) if files else None)
 
 
 def _socket(descriptor: int) -> socket.socket:

@@ -356,6 +356,18 @@ def serving(seed: int) -> History:
     return replace(history, script=script, faults=tuple(faults))
 
 
+def switching(seed: int) -> History:
+    """Draw a history of two parts, of which workers' own optimizers step in one or in both."""
+    history, lots = (leaving if seed % 3 == 2 else drawn)(seed), random.Random(f"switching {seed}")
+    own = ("ps-plus", "local-sgd:every=2", "diloco:every=3", "local-sgd:every=1")
+    first, then = lots.choice(own), lots.choice([*own, "bsp", "asp", "hsp", "ssp:bound=1"])
+    if lots.random() < 0.5:
+        first, then = then, first
+    point, script = lots.choice(["0.2", "0.5", "0.8"]), history.script
+    script = replace(script, computes=min(script.computes, 1.0))  # a round ends before a host that leaves is ended
+    return replace(history, protocol=f"sync-switch:switch_at={point},first={first},then={then}", script=script)
+
+
 def grouped(seed: int) -> History:
     """Draw a history in which each worker owns a replica, and groups average. In some of them many workers die."""
     history, lots = drawn(seed), random.Random(f"groups {seed}")

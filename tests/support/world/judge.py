@@ -64,7 +64,7 @@ class Judge:
         """Whether the run has ended before all was done that was ordered, and whether versions were not made then."""
         self._world = world
         choice = world.history.choice
-        self._rules = Rules(choice.spec)
+        self._rules = Rules(choice)
         self._invariants = [(sentence, holds, "") for sentence, holds in choice.spec.invariants.items()]
         for name, part in zip(choice.spec.parts, choice.parts, strict=True):
             self._invariants += [(sentence, holds, name) for sentence, holds in part.spec.invariants.items()]

@@ -311,10 +311,28 @@ class Worker(Program):
         for asked, _ in self._heard:
             self._hands_over(asked)
         while not isinstance(message, messages.worker.Exit):
-            message, _ = yield None
+            message, files = yield None
             self._hands_over(message)
-            if isinstance(message, messages.worker.MakeUpdate):
+            self._does(message, files)
+
+    def _does(self, message: messages.Message, files: list[int]) -> bool:
+        """Do what may be asked for at any time. Return whether the message does so."""
+        match message:
+            case messages.worker.MakeUpdate():
                 self._makes_update()
+            case messages.worker.GiveState():
+                file = attachment(STATE)
+                self.say(messages.worker.StateGiven(None), (file,))
+                os.close(file)
+            case messages.worker.SwitchPart(local_steps=local_steps, at_once=at_once):
+                if self._unmade is not None and not self._stopped:
+                    raise Wrong(f"{self.what} is told of another part in the middle of an update")
+                if files and os.pread(files[0], 100, 0) != STATE:
+                    raise Wrong(f"{self.what} goes on with another state than the store's")
+                self._rounds, self._tells = local_steps and not at_once, message.tells
+            case _:
+                return False
+        return True
 
     def _runs(self) -> Course:
         self.say(self._script.offer())
@@ -593,6 +611,8 @@ class Worker(Program):
         if not hold and self._lots.random() < 0.5:
             self.say(messages.worker.StateWanted())
             yield from self._await(messages.worker.OptimizerState, even_stopped=True)
+            if not self._came:  # a part of the protocol by which it has its own
+                return
             if (state := os.pread(self._came[0], 100, 0)) != STATE:
                 raise Wrong(f"{self.what} is sent {state!r} for the optimizer's state")
         yield self.takes(self._script.computes)
@@ -618,9 +638,9 @@ class Worker(Program):
             self._hears(*(yield None))
 
     def _hears(self, message: messages.Message, files: list[int]) -> None:
+        if self._does(message, files):
+            return
         match message:
-            case messages.worker.MakeUpdate():
-                self._makes_update()
             case messages.worker.Compute(step=step) if self._computes:
                 raise Wrong(f"{self.what} is to compute step {step} while it computes step {self._last}")
             case messages.worker.Exit():
@@ -688,7 +708,7 @@ class Averager(Program):
 class _Gathering:
     """The optimizer's state on its way to a worker, as of that version."""
 
-    worker: int
+    worker: int | None
     version: int
     own: Bytes
     """What it made itself then."""
@@ -787,6 +807,10 @@ class Store(Program):
                         self._gatherings[number] = _Gathering(worker, self.made, self.range, shares)
                     else:
                         self._says_with(messages.store.StateReady(worker, None), STATE)
+                case messages.store.TakeState() if os.pread(files[0], 100, 0) == STATE:
+                    pass
+                case messages.store.Become():
+                    pass
                 case messages.store.TakeShare(number=number, error=None):
                     self._takes_share(number, files[0])
                 case messages.store.Quit():
@@ -865,7 +889,8 @@ class Store(Program):
         memory = self._memory
         if (whole := os.pread(file, 100, 0)) != WHOLE:
             raise Wrong(f"{self.what} is to begin with {whole!r}")
-        memory.check(memory.slot(0), self._contents.version(0), self.what, "version 0")
+        if not self.made:  # else a switch brings it
+            memory.check(memory.slot(0), self._contents.version(0), self.what, "version 0")
         memory.check(memory.fixed(), self._contents.fixed, self.what, "what never moves")
 
     def _takes_range(self, order: messages.store.ExtendRange, file: int) -> None:

@@ -91,6 +91,7 @@ class CommitQueue:
         self._ranges: dict[str, messages.store.Committed | None] = {}
         """By host that makes a range of it, the head's first: what it has said of that. None: it makes it."""
         self._known_scalars: Scalars | None = None
+        self._when_idle: Callable[[], object] | None = None
 
     def begin(self, version: int) -> None:
         """Training begins with that version, which is there or about to be."""
@@ -115,6 +116,15 @@ class CommitQueue:
     def idle(self) -> bool:
         """Whether all orders are done."""
         return not (self._orders or self._committing)
+
+    def when_idle(self, call: Callable[[], object]) -> None:
+        """Call once all orders are done, and no range moves."""
+        self._when_idle = call
+        self.go_on()
+
+    def another_part(self, *, clips_norms: bool) -> None:
+        """Another part of the protocol decides from now on: the store's optimizer may have other hyperparameters."""
+        self.clips_norms, self._known_scalars = clips_norms, None
 
     def carry_out(self, order: ApplyUpdate | AdjustTraining) -> None:
         """Have the store make that version, or have the versions ordered from now on made with these factors."""
@@ -210,7 +220,12 @@ class CommitQueue:
 
     def go_on(self) -> None:
         """Begin the next commit, if none is under way."""
-        if self._committing or self._rests() or not self._orders:
+        if self._committing or self._rests():
+            return
+        if not self._orders:
+            call, self._when_idle = self._when_idle, None
+            if call is not None:
+                call()
             return
         if self._shelf.free(self._plan.shared) is None:
             return  # until a version is on disk: no worker's claim can be what it waits for

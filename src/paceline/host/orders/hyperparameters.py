@@ -22,7 +22,7 @@ class Hyperparameters:
         If the store does not step the optimizer, it is sent none.
         """
         self._workers = workers
-        self._steps_in_store = steps_in_store
+        self.steps_in_store = steps_in_store
         self._rate_scale = rate_scale
         self._scales: dict[int, tuple[float, float]] = {}
         """By worker: the factors of its learning rates and its momentum, if they were ordered."""
@@ -60,7 +60,7 @@ class Hyperparameters:
 
         One that has joined may have other hyperparameters. Of those that began together it is the lowest.
         """
-        if not self._steps_in_store:
+        if not self.steps_in_store:
             return None
         worker, step, _ = min(order.contributions, key=lambda one: (self._workers[one[0]].joined, one[0], one[1]))
         rate, momentum = self._scales.get(worker, (self._rate_scale, 1.0))

@@ -59,8 +59,8 @@ class HostSnapshots:
         """Where the present snapshot is written."""
         self._number = 0
         """The number of that snapshot, or of the last one."""
-        self._packed: dict[int, int] = {}
-        """By worker: the descriptor of what it has packed for the next snapshot."""
+        self._packed: dict[int, tuple[int, int]] = {}
+        """By worker: a later snapshot's number, and the descriptor of what it has packed for that."""
 
     # --- keeping ------------------------------------------------------------------------------------
 
@@ -91,8 +91,9 @@ class HostSnapshots:
             self._table.after([*by_worker], made, lack)
         else:
             self._commits.versions.when_made(version, lambda: self._keep_version(version))
-        for worker, descriptor in self._packed.items():
-            self._keep_packed(worker, descriptor)
+        for worker, (number, descriptor) in self._packed.items():
+            if number == snapshot:
+                self._keep_packed(worker, descriptor)
             os.close(descriptor)
         self._packed.clear()
         return files
@@ -103,7 +104,7 @@ class HostSnapshots:
             why = message.error or f"worker {worker} has packed nothing"
             self._report(SnapshotFileFailed(message.snapshot, worker_file(worker), why))
         elif message.snapshot > self._number:
-            self._packed[worker] = os.dup(descriptors[0])
+            self._packed[worker] = message.snapshot, os.dup(descriptors[0])
         elif message.snapshot == self._number and self._folder is not None:
             self._keep_packed(worker, descriptors[0])
 

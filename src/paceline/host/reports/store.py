@@ -53,6 +53,12 @@ class StoreReports:
                 else:
                     self._prepared(beginning)
                 return True
+            case messages.store.WholeReady(error=error) if self._cluster.switches.part is not None:
+                self._cluster.switches.came(error, descriptors)
+                return True
+            case messages.store.StateReady(worker=None, error=error):
+                self._cluster.switches.came(error, descriptors)
+                return True
             case messages.store.WholeReady(error=error):
                 if error is not None:
                     self._report(Impossible(error))
@@ -61,7 +67,7 @@ class StoreReports:
                     self.state = os.dup(descriptors[0])
                     self._report(Prepared(self._beginning))
                 return True
-            case messages.store.StateReady(worker=worker, error=error):
+            case messages.store.StateReady(worker=int(worker), error=error):
                 if worker not in self._cluster.seats:
                     return False
                 if error is not None:

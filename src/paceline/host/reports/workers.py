@@ -60,7 +60,10 @@ class WorkerReports:
                 self._cluster.commits.go_on()
             case messages.worker.StateWanted():
                 store, shares = self._cluster.store, self._cluster.shares
-                shares.when_own_is_whole(lambda: store.send(messages.store.SendState(worker, *shares.ask())))
+                if self._cluster.here.choice.parts and self._cluster.spec.optimizer != "store":  # a switch brings it
+                    self._cluster.send(worker, messages.worker.OptimizerState())
+                else:
+                    shares.when_own_is_whole(lambda: store.send(messages.store.SendState(worker, *shares.ask())))
             case messages.worker.AdoptionWritten():
                 self._adopt(worker, descriptors)
             case messages.worker.Edited(number=number):
@@ -70,6 +73,8 @@ class WorkerReports:
                 self._cluster.store.send(messages.store.TakeValues(worker, number), tuple(descriptors))
             case messages.worker.Kept():
                 self._cluster.snapshots.packed(worker, message, descriptors)
+            case messages.worker.StateGiven(error=error):
+                self._cluster.switches.given(worker, error, descriptors)
             case messages.worker.Handed():
                 self._cluster.joins.handed(worker, message, descriptors)
         for descriptor in descriptors:

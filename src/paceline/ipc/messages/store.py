@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from paceline.core.machine import Outer
 from paceline.core.state_edits import StateEdit
 from paceline.ipc.endpoint import Count, Message, Seconds, Word
 
@@ -158,12 +159,27 @@ class TakeShare(Message):
 class SendState(Message):
     """Send the optimizer's state, as of the newest version, for that worker. Commits may follow at once.
 
+    None: for all workers, whose own optimizers go on with it.
+
     If shares of that number are to come, send it once all of them are here.
     """
 
-    worker: int
+    worker: int | None
     number: int = 0
     shares: int = 0
+
+
+class TakeState(Message):
+    """Take what a worker's optimizer has, which comes along. See `Become`."""
+
+    descriptors: ClassVar[int] = 1
+
+
+class Become(Message):
+    """Make versions with this optimizer from now on. See `store.store.Store.become`."""
+
+    outer: Outer | None
+    """None: with the script's own, which goes on from the mean of what has been taken, if anything has."""
 
 
 class KeepState(Message):
@@ -243,6 +259,8 @@ ToStore = (
     | SendShare
     | TakeShare
     | SendState
+    | TakeState
+    | Become
     | KeepState
     | KeepReplica
     | KeepWorker
@@ -326,7 +344,8 @@ class StateReady(Message):
 
     descriptors: ClassVar[int] = 1
 
-    worker: int
+    worker: int | None
+    """As in `SendState`."""
     error: str | None
 
 

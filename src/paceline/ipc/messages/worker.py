@@ -245,6 +245,14 @@ class Handed(Message):
     error: str | None
 
 
+class StateGiven(Message):
+    """What the worker's optimizer has comes along, packed, unless it can't be packed. This answers `GiveState`."""
+
+    descriptors: ClassVar[int] = 1
+
+    error: str | None
+
+
 class Declined(Message):
     """The worker makes no further step."""
 
@@ -422,6 +430,7 @@ FromWorker = (
     | LookedAt
     | Joins
     | Handed
+    | StateGiven
     | Declined
     | EpochsOver
     | SnapshotWanted
@@ -511,6 +520,25 @@ class Begin(Message):
     """Seconds since the run's start."""
     tells: bool = False
     """Whether to send `Accumulated`."""
+
+
+class GiveState(Message):
+    """Pack what your optimizer has: the store goes on with the mean of it. `StateGiven` answers this."""
+
+
+class SwitchPart(Message):
+    """Another part of the protocol decides from now on. The fields say what `Begin` says of them.
+
+    If your own optimizer steps from now on, and the store's did, what that has comes along.
+    """
+
+    descriptors: ClassVar[int] = 1
+
+    state: State
+    local_steps: bool
+    pushes: Pushes
+    at_once: bool
+    tells: bool
 
 
 class HandOver(Message):
@@ -743,6 +771,8 @@ ToWorker = (
     | MakeStep
     | Keep
     | HandOver
+    | GiveState
+    | SwitchPart
     | TakeUp
     | PlateauMetrics
     | StopTraining

@@ -20,7 +20,7 @@ class Checking:
         self.row: int | str | None = None
         self.proved: list[str] = []
         self.counts: dict[str, int] = {}
-        self.rules = Rules(run.choice.spec)
+        self.rules = Rules(run.choice)
         self.tally = Tally()
         self.made = VersionsMade()
         """The versions that can have been recorded, and of how many samples."""

@@ -28,7 +28,7 @@ from paceline.records.violations import (
 CONFIG = "config.toml"
 IN_THE_LEDGER = frozenset(
     {
-        *("absent", "admitted", "beginning", "deaths", "handed", LACKING, MOVED, MOVES, ON_DEVICES, PLACEMENT),
+        *("absent", "admitted", "beginning", "deaths", "gave", "handed", LACKING, MOVED, MOVES, ON_DEVICES, PLACEMENT),
         *("replay_of", "simulation", "unmeasured", "until"),
     }
 )

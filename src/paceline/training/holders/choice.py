@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.ipc.messages.worker import Begin
+from paceline.ipc.messages.worker import Begin, SwitchPart
 from paceline.training.device import accelerator
 from paceline.training.device.copier import Copier
 from paceline.training.device.device_push import DeviceGradients, DeviceUpdates
@@ -15,11 +15,16 @@ from paceline.training.holders.stored import OwnStep, WindowHolder
 from paceline.training.training_context import TrainingContext
 
 
-def holder_of(begin: Begin, context: TrainingContext) -> Holder:
-    """Make this worker's holder. Gradients on a device leave their host at the step."""
+def copier_of(context: TrainingContext) -> Copier | None:
+    """Make what copies to this worker's device and from it. None: its parameters are in memory."""
     device = accelerator.accelerator_of(context.parameters)
-    if device is not None:
-        return _on_device(begin, context, Copier(context, device))
+    return None if device is None else Copier(context, device)
+
+
+def holder_of(begin: Begin | SwitchPart, context: TrainingContext, copier: Copier | None = None) -> Holder:
+    """Make this worker's holder. Gradients on a device leave their host at the step. `copier`: one made before."""
+    if (copier := copier or copier_of(context)) is not None:
+        return _on_device(begin, context, copier)
     places, layout = context.places, context.places.layout
     if begin.state == "replicas":
         window = Windowed(places.region, layout.push_bytes, layout.moving, context.parameters)
@@ -33,7 +38,7 @@ def holder_of(begin: Begin, context: TrainingContext) -> Holder:
     return WindowHolder(context, encoded or (OverlappedPush if overlaps else AreaPush)(context), window)
 
 
-def _on_device(begin: Begin, context: TrainingContext, copier: Copier) -> Holder:
+def _on_device(begin: Begin | SwitchPart, context: TrainingContext, copier: Copier) -> Holder:
     layout, owned = context.places.layout, begin.state == "replicas"
     shown = DeviceParameters(context, copier, layout.push_bytes if owned else layout.slot_bytes)
     if owned:

@@ -21,7 +21,7 @@ class StructureEdits:
         """`evaluates`: whether recorded versions are evaluated."""
         self._context = context
         self._followed = context.followed
-        self._holder = holder
+        self.holder = holder
         self._fixed = fixed
         self._evaluates = evaluates
         self.began_with = self._followed.structure
@@ -78,7 +78,7 @@ class StructureEdits:
     def _remade(self, before: Structure) -> set[str]:
         now = self._followed.structure.names
         kept = {entry for name, entry in now.items() if before.names.get(name) == entry}
-        return {name for name in self._holder.changed() if name not in kept}
+        return {name for name in self.holder.changed() if name not in kept}
 
     def tell_values(self, steps: int) -> None:
         """Tell of the newest values of what no step moves, if there is such a thing and it has changed."""

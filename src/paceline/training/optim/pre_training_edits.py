@@ -45,7 +45,7 @@ class PreTrainingEdits:
     def __init__(self, context: TrainingContext, holder: Holder, fixed: NonOptimized, resumed: bool) -> None:
         """`resumed`: whether the run goes on from a snapshot, so that nothing can be adopted."""
         self._context = context
-        self._holder = holder
+        self.holder = holder
         self._fixed = fixed
         self._resumed = resumed
         self._state_loaded = False
@@ -66,13 +66,23 @@ class PreTrainingEdits:
         self._own_class = not user_class(context.optimizer).__module__.startswith("torch.")
         """Whether the optimizer's class is the user's own: it may have what no push tells."""
         self._groups = [list(group["params"]) for group in context.optimizer.param_groups]
+        self._note_own_class()
+
+    def moved_state(self) -> None:
+        """The optimizer's state is with another holder now, which may step the optimizer elsewhere."""
+        self._leave_state_to_store()
+        self._note_own_class()
+
+    def _note_own_class(self) -> None:
+        """Note what an optimizer of the user's own class has that no push tells."""
         if self._own_class:
-            self._attributes = _attributes(context.optimizer)
-            self._unsent = _unsent(context.optimizer)
+            self._attributes = _attributes(self._context.optimizer)
+            self._unsent = _unsent(self._context.optimizer)
 
     @contextmanager
     def state_shown(self) -> Iterator[None]:
         """Let the optimizer's state be seen as of now, if the script has not looked at it in this step before."""
+        self._context.optimizer.paceline_session.hear_switches()  # type: ignore[attr-defined]
         held = self._context.optimizer.state is self._state and not self._state.looked_at
         try:
             yield
@@ -82,10 +92,13 @@ class PreTrainingEdits:
 
     def state_came(self) -> None:
         """Note that the script has loaded an optimizer state, which is adopted if the optimizer steps here."""
-        self._state_loaded = self._holder.keeps_state and not self._stepped
+        self._state_loaded = self.holder.keeps_state and not self._stepped
 
     def _fetch_state(self) -> Mapping[Tensor, dict[str, Any]]:
         self._state_shown = self._context.link.optimizer_state()
+        if not self._state_shown:
+            self._context.optimizer.paceline_session.hear_switches()  # type: ignore[attr-defined]
+            return self._context.optimizer.state
         numbered: State = unpacked(self._state_shown)
         return self._context.beside({self._context.parameters[number]: numbered[number] for number in numbered})
 
@@ -117,21 +130,21 @@ class PreTrainingEdits:
 
     def discard(self, place: int) -> None:
         """Discard what the script has changed: the run goes on from a snapshot, which is in that place."""
-        if self._holder.changed():
-            self._holder.adopt()
-            self._holder.show(place)
+        if self.holder.changed():
+            self.holder.adopt()
+            self.holder.show(place)
         self._fixed.discard()
         self._state_loaded = False
         self._leave_state_to_store()
 
     def moved(self) -> list[str]:
         """Return the names of all parameters that the script has changed."""
-        return [*self._holder.changed(), *self._fixed.changed()]
+        return [*self.holder.changed(), *self._fixed.changed()]
 
     def first_batch(self) -> None:
         """Note what was changed before the first batch: later changes are a part of training."""
         self._before_batches = self._fixed.changed()
-        if self._holder.has_buffers and self._buffers is None:
+        if self.holder.has_buffers and self._buffers is None:
             self._buffers = {name: buffer.clone() for name, buffer in self._context.followed.buffers().items()}
 
     def _leave_to_script(self, names: list[str]) -> None:
@@ -149,7 +162,7 @@ class PreTrainingEdits:
         Return its edits of the optimizer's state, where the store has that.
         """
         self._refuse_other_groups()
-        changed, fixed = self._holder.changed(), self._fixed.changed()
+        changed, fixed = self.holder.changed(), self._fixed.changed()
         in_forward = self._before_batches is not None and not (changed or self._state_loaded or self._before_batches)
         if fixed and (self._stepped or in_forward):
             self._leave_to_script(fixed)
@@ -157,7 +170,7 @@ class PreTrainingEdits:
             changed = [*changed, *fixed]
         if changed:
             self._refuse_another_device()
-        edits = [] if self._holder.keeps_state else self._state_edits()
+        edits = [] if self.holder.keeps_state else self._state_edits()
         if not self._stepped and (changed or self._state_loaded or edits != []):
             if self._resumed:
                 what = f'the parameter "{changed[0]}"' if changed else STATE
@@ -177,7 +190,7 @@ class PreTrainingEdits:
                 "(optimizer.state.clear()) and fill values with one number (zero_(), fill_()): load a state before the "
                 "first step"
             )
-        if self._own_class and not self._holder.keeps_state:
+        if self._own_class and not self.holder.keeps_state:
             self._refuse_changed_attributes()
         self._stepped, self._state_shown, self._buffers = True, None, None
         self._leave_state_to_store()
@@ -229,7 +242,7 @@ class PreTrainingEdits:
             )
 
     def _have_adopted(self, state: bool) -> None:
-        link, holder, fixed = self._context.link, self._holder, self._fixed
+        link, holder, fixed = self._context.link, self.holder, self._fixed
         entries = (*self._context.places.layout.moving, *fixed.entries)
         tensors = (*self._context.parameters, *fixed.tensors)
         for entry, tensor in zip(entries, tensors, strict=True):
@@ -257,7 +270,7 @@ class PreTrainingEdits:
         self._leave_state_to_store()
 
     def _leave_state_to_store(self) -> None:
-        if not self._holder.keeps_state and (self._state.looked_at or self._context.optimizer.state is not self._state):
+        if not self.holder.keeps_state and (self._state.looked_at or self._context.optimizer.state is not self._state):
             self._state.forget()
             self._context.optimizer.state = self._state
 

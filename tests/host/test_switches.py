@@ -1,0 +1,110 @@
+"""Switches from one part of a protocol to another: whose optimizer state goes where, and what waits for that."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.machine import Outer
+from paceline.core.orders import Release
+from paceline.host import messages as host_messages
+from paceline.host.events import Attached, StatesGiven
+from paceline.ipc import messages
+from support.companies import Company, company
+from support.one_host import OneHost
+
+TO_STORE, TO_WORKERS = "sync-switch:first=local-sgd,then=bsp", "sync-switch:first=bsp,then=local-sgd"
+
+
+def switching(protocol: str) -> Company:
+    """Two workers take part in the second part, and one of them is released for it."""
+    two = company(2, protocol)
+    two.store.sent.clear()
+    two.host.switch(1, [0, 1])
+    two.carry_out(Release(worker=0, step=0, version=0, parameters="pull"))
+    return two
+
+
+def told(two: Company, worker: int) -> list[str]:
+    return [type(message).__name__ for one, message in two.told if one == worker]
+
+
+def of_store(two: Company) -> list[messages.Message]:
+    return [message for message in two.store.sent if not isinstance(message, messages.store.Commit)]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_store_gets_the_states_of_the_workers_that_live_to_give_them_and_releases_wait_for_that(dies: bool) -> None:
+    two = switching(TO_STORE)
+    assert (told(two, 0), told(two, 1)) == (["GiveState"], ["GiveState"])
+    two.crew.hear(0, messages.worker.StateGiven(None), "of worker 0")
+    assert told(two, 0) == ["GiveState"]
+    assert two.host.progress.busy_with == "moving the optimizer's state for the next part of the protocol"
+    if dies:
+        two.leave(1)
+    else:
+        two.crew.hear(1, messages.worker.StateGiven(None), "of worker 1")
+    given = [0] if dies else [0, 1]
+    assert of_store(two) == [messages.store.TakeState()] * len(given) + [messages.store.Become(None)]
+    assert StatesGiven(given) in two.reports.events
+    assert told(two, 0) == ["GiveState", "SwitchPart", "Compute"]
+
+
+def test_workers_get_the_store_s_state_before_they_go_on_and_an_outer_optimizer_takes_its_place() -> None:
+    two = switching(TO_WORKERS)
+    assert of_store(two) == [messages.store.SendState(None)]
+    assert told(two, 0) == []
+    two.said_by_store(messages.store.StateReady(None, None), "the state")
+    assert of_store(two)[1:] == [messages.store.Become(Outer())]
+    assert (told(two, 0), told(two, 1)) == (["SwitchPart", "Compute"], ["SwitchPart"])
+
+
+def test_a_version_that_was_ordered_before_a_switch_is_made_before_it() -> None:
+    two = company(2, TO_WORKERS)
+    for worker in (0, 1):
+        two.pushes(worker, 0)
+    two.orders(1, (0, 0), (1, 0))
+    two.host.switch(1, [0, 1])
+    assert not isinstance(two.store.sent[-1], messages.store.SendState)
+    two.make()
+    assert isinstance(two.store.sent[-1], messages.store.SendState)
+
+
+def test_a_process_that_comes_in_the_place_of_a_dead_one_is_not_told_what_that_was_to_do() -> None:
+    two = switching(TO_STORE)
+    two.leave(0)
+    two.returns(0)
+    two.host.join(0, [1])
+    two.carry_out(Release(worker=0, step=1, version=0, parameters="pull"))
+    two.crew.hear(1, messages.worker.StateGiven(None), "of worker 1")
+    assert [message.step for _, message in two.told if isinstance(message, messages.worker.Compute)] == [1]
+
+
+def test_what_is_to_come_after_a_switch_comes_before_the_orders_that_have_waited() -> None:
+    two, then = switching(TO_WORKERS), list[str]()
+    two.host.switches.when_done(lambda: then.extend(told(two, 0)))
+    assert not then
+    two.said_by_store(messages.store.StateReady(None, None), "the state")
+    assert then == ["SwitchPart"] != told(two, 0)
+
+
+def test_where_the_store_s_optimizer_steps_on_nothing_waits() -> None:
+    two = switching("sync-switch:first=bsp,then=asp")
+    assert (of_store(two), told(two, 0)) == ([], ["Compute"])
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_workers_of_another_host_have_the_state_before_what_is_ordered_after_the_switch(early: bool) -> None:
+    """Also where the switch comes while what training begins with is still on its way."""
+    host = OneHost((2, 3), 4, TO_WORKERS)
+    host.trains((2, 3))
+    begins = lambda: (host.comes(1), host.comes(2))  # noqa: E731
+    if not early:
+        begins()
+    host.host.tell(host_messages.PartSwitched(1, Attached("state", 7)))
+    host.host.tell(host_messages.TellWorker(2, messages.worker.Pause()))
+    if early:
+        begins()
+    assert host.told(messages.worker.SwitchPart) == host.told(messages.worker.Pause) == []
+    host.comes(3)
+    assert (host.told(messages.worker.SwitchPart), host.told(messages.worker.Pause)) == ([2, 3], [2])
+    assert host.host.part.spec.name == "local-sgd"
