@@ -38,8 +38,8 @@ MAY_IMPORT = {
         *("worker_process", "display", "files"),
     },
     "runs": {
-        *("core", "ipc", "net", "protocols", "records", "scenario", "sim", "training", "transfer", "host", "job"),
-        *("launch", "worker_process", "coordinator", "files", "terminal"),
+        *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "training", "transfer", "host"),
+        *("job", "launch", "worker_process", "coordinator", "files", "terminal"),
     },
     "cli": {
         *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "host", "job", "launch"),

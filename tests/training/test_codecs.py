@@ -30,6 +30,12 @@ from paceline.training.training_context import TrainingContext
 EVERY = ("bf16", "fp16", "int8", "int8:block=3", "topk:density=0.3", "topk:density=0.01")
 
 
+def codec_named(written: str) -> Codec:
+    codec = codec_of(written)
+    assert codec is not None
+    return codec
+
+
 def through(codec: Codec, values: Tensor) -> Tensor:
     """What a receiver sees of these values."""
     encoded = torch.empty(codec.size(values.numel()), dtype=torch.uint8)
@@ -47,23 +53,23 @@ def through(codec: Codec, values: Tensor) -> Tensor:
     [("bf16", 0.333984375), ("fp16", 0.333251953125)],
 )
 def test_a_third_as_the_page_has_it(written: str, seen: float) -> None:
-    assert through(codec_of(written), torch.tensor([1 / 3])).item() == seen
+    assert through(codec_named(written), torch.tensor([1 / 3])).item() == seen
 
 
 def test_a_block_of_int8_as_the_page_has_it() -> None:
-    seen = through(codec_of("int8"), torch.tensor([0.5, -1.27, 0.031, 0.0]))
+    seen = through(codec_named("int8"), torch.tensor([0.5, -1.27, 0.031, 0.0]))
     assert seen.tolist() == pytest.approx([0.5, -1.27, 0.03, 0.0], abs=1e-7)
-    assert not through(codec_of("int8"), torch.zeros(5)).any()
+    assert not through(codec_named("int8"), torch.zeros(5)).any()
 
 
 def test_int8_is_off_by_half_a_scale_at_most_in_each_block() -> None:
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 1000)
     scales = torch.stack([block.abs().max() / 127 for block in values.split(7)]).repeat_interleave(7)[:1000]
-    assert ((through(codec_of("int8:block=7"), values) - values).abs() <= scales * 0.5001).all()
+    assert ((through(codec_named("int8:block=7"), values) - values).abs() <= scales * 0.5001).all()
 
 
 def test_top_1_with_feedback_sends_what_the_page_has_and_of_a_tie_the_first() -> None:
-    codec, lost, rounds = codec_of("topk:density=0.3"), torch.zeros(3), []
+    codec, lost, rounds = codec_named("topk:density=0.3"), torch.zeros(3), []
     for _ in range(6):
         lost = lost + torch.tensor([3.0, -1.0, 2.0])
         sent = through(codec, lost)
@@ -75,12 +81,12 @@ def test_top_1_with_feedback_sends_what_the_page_has_and_of_a_tie_the_first() ->
 
 @pytest.mark.parametrize(("written", "kib"), [("bf16", 512), ("fp16", 512), ("int8", 260), ("topk", 20.5)])
 def test_a_mebibyte_of_float32_takes(written: str, kib: float) -> None:
-    assert codec_of(written).size(262_144) / 1024 == pytest.approx(kib, abs=0.05)
+    assert codec_named(written).size(262_144) / 1024 == pytest.approx(kib, abs=0.05)
 
 
 def test_a_density_of_1_is_the_values_themselves() -> None:
     values = torch.randn(77)
-    assert torch.equal(through(codec_of("topk:density=1"), values), values)
+    assert torch.equal(through(codec_named("topk:density=1"), values), values)
 
 
 @pytest.mark.parametrize("written", EVERY)
@@ -89,12 +95,12 @@ def test_a_density_of_1_is_the_values_themselves() -> None:
 def test_what_is_not_finite_is_not_finite_when_it_is_decoded(written: str, strange: float, place: int) -> None:
     values = torch.linspace(-1, 1, 100)
     values[place] = strange
-    assert not through(codec_of(written), values).isfinite().all()
+    assert not through(codec_named(written), values).isfinite().all()
 
 
 @pytest.mark.parametrize("written", EVERY)
 def test_constant_gradients_come_through_on_average(written: str) -> None:
-    codec, given = codec_of(written), torch.linspace(0.1, 1, 10)
+    codec, given = codec_named(written), torch.linspace(0.1, 1, 10)
     lost, sent, rounds = torch.zeros(10), torch.zeros(10), 200
     for _ in range(rounds):
         seen = through(codec, lost + given)
@@ -119,6 +125,10 @@ def test_a_codec_that_is_none_is_refused_in_one_line(written: str, why: str) -> 
     with pytest.raises(ConfigError) as refused:
         codec_of(written)
     assert str(refused.value) == why
+
+
+def test_none_is_no_codec() -> None:
+    assert [codec_of(written) for written in ("none", "", None)] == [None] * 3
 
 
 def test_a_codec_is_written_as_it_is_typed() -> None:
@@ -209,7 +219,7 @@ class Company:
     """Workers that push through a codec, and stores that each make a range of the versions."""
 
     def __init__(self, written: str, workers: int = 2, *, hosts: int = 1, clip: Clip | None = None) -> None:
-        self.codec = codec_of(written)
+        self.codec = codec_named(written)
         self.model = Net()
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
         plain = Layout.of(self.model, optimizer)
@@ -326,7 +336,7 @@ def test_cuts_of_encoded_bytes_are_those_of_a_version() -> None:
     assert encoded[-1] - encoded[0] < 0.27 * layout.flags_offset
 
 
-@pytest.mark.parametrize(("written", "value"), [("fp16", 70_000.0), ("bf16", 3.4e38)])
+@pytest.mark.parametrize(("written", "value"), [("fp16", 70_000.0), ("bf16", 3.4e38), ("bf16:feedback=false", 3.4e38)])
 def test_a_value_that_a_codec_can_not_hold_ends_the_run_and_names_the_parameter(written: str, value: float) -> None:
     company = Company(written, 1)
     (own,) = gradients_of(1, 0)
@@ -334,6 +344,39 @@ def test_a_value_that_a_codec_can_not_hold_ends_the_run_and_names_the_parameter(
     own[1][3, 4] = value
     with pytest.raises(ConfigError, match=f'of "table", which {written} can\'t hold; use another --compress'):
         company.round([own])
+
+
+def test_what_only_feedback_makes_too_large_is_pushed_later() -> None:
+    company = Company("fp16", 1)
+    (own,) = gradients_of(1, 0)
+    own[1] = torch.full((20, 30), 65_500.0)
+    before = company.places.slot(0)[1].clone()
+    for _ in range(3):
+        versions = company.round([own])
+    residual = company.pushes[0]._context.residual
+    assert residual is not None
+    assert residual.now.abs().max() > 0
+    assert torch.allclose(before - versions[1], 0.5 * torch.full_like(before, 3 * 65_500.0), rtol=1e-3)
+
+
+@pytest.mark.parametrize("written", EVERY)
+@pytest.mark.parametrize("strange", [math.nan, math.inf])
+def test_what_is_not_finite_is_so_in_one_push_alone(written: str, strange: float) -> None:
+    company = Company(written, 1)
+    push, residual = company.pushes[0], company.pushes[0]._context.residual
+    assert residual is not None
+    for step, (own,) in enumerate(gradients_of(1, seed) for seed in range(3)):
+        assert own[0] is not None
+        if step == 1:
+            own[0][7] = strange
+        push._context.link.step = step
+        for parameter, gradient in zip(company.model.parameters(), own, strict=True):
+            parameter.grad = gradient
+        push.fill()
+        assert all(one is None or one.isfinite().all() for one in push.pushed(0)) == (step != 1)
+        assert residual.now.isfinite().all()
+    residual.drop(1)
+    assert residual.now.isfinite().all()
 
 
 def test_an_update_that_a_version_lacks_is_what_the_store_will_subtract() -> None:

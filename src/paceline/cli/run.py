@@ -38,10 +38,10 @@ from paceline.runs.addresses import everywhere
 from paceline.runs.folders import checked_folder
 from paceline.runs.resume import (
     LIMITS,
-    check_codec_is,
     check_isa,
     check_more,
     check_protocol,
+    check_residual,
     check_resumable,
     check_seed,
     snapshot_of,
@@ -103,7 +103,7 @@ def add_flags(command: Parser) -> None:
     add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after S seconds")
     waits = "report waits that last longer than S seconds (default: 30)"
     add("--report-waits", type=seconds("--report-waits"), default=30.0, metavar="S", help=waits)
-    fewer = "encode what workers push: bf16, fp16, int8[:block=256], topk:density=0.01 (default: as it is)"
+    fewer = "encode what workers push: bf16, fp16, int8[:block=256], topk:density=0.01 or none (default: none)"
     add("--compress", type=_codec, metavar="CODEC", help=fewer)
     rates = "multiply the script's learning rates by this (default: 1)"
     add("--learning-rate-scale", type=above("--learning-rate-scale"), default=1.0, metavar="X", help=rates)
@@ -127,9 +127,10 @@ def add_flags(command: Parser) -> None:
     command.set_defaults(call=call)
 
 
-def _codec(text: str) -> str:
-    """Return the codec as it is typed. Raises ConfigError, in one line, for any mistake."""
-    return str(codec_of(text))
+def _codec(text: str) -> str | None:
+    """Return the codec as it is typed; None: none. Raises ConfigError, in one line, for any mistake."""
+    codec = codec_of(text)
+    return None if codec is None else str(codec)
 
 
 class _Protocol(argparse.Action):
@@ -239,7 +240,7 @@ def call(options: argparse.Namespace) -> int:
     scenario, workers, most_hosts = company.settled(choice, scenario)
     if not options.restart:
         scenario.checked_to_die_once()
-    if choice is not None and options.compress is not None:
+    if choice is not None:
         check_codec(codec_of(options.compress), choice)
     targets = tuple(Target.parse(text) for text in options.target)
     if options.stop_at_target and not targets:
@@ -361,7 +362,7 @@ def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int | 
     before = int(config["workers"])
     check_protocol(run, choice_of(config, registry()), choice, before, before if workers is None else workers)
     check_seed(run, int(config["seed"]), options.seed)
-    check_codec_is(run, config.get("compress", ""), options.compress or "")
+    check_residual(run, codec_of(config.get("compress")), codec_of(options.compress))
     check_isa(run, config.get("isa", ISAS[0]), options.isa)
     limits = {key: getattr(options, key) for key in LIMITS}
     check_more(run, config, limits, tuple(options.arguments))

@@ -162,12 +162,16 @@ def _on_a_cluster(options: argparse.Namespace) -> list[Simulation]:
 
 def _in_place_of_a_run(options: argparse.Namespace) -> list[Simulation]:
     """Return what that run's ledger and the flags ask for. Assumptions are printed."""
-    own = {"CLUSTER.toml": options.cluster, "-n": options.workers, "--batch": options.batch}
-    for flag, value in (own | {"--compress": options.compress}).items():
+    for flag, value in (("CLUSTER.toml", options.cluster), ("-n", options.workers), ("--batch", options.batch)):
         if value is not None:
             raise ConfigError(f"{flag} is given, and --from {options.run}, which has its own: leave one of them out")
     protocols, name = options.protocol or (), f"--from {options.run}"
-    return in_place_of(options.run, protocols, _limit(options), options.seed, lambda remark: say(f"{name}: {remark}"))
+    made = in_place_of(options.run, protocols, _limit(options), options.seed, lambda remark: say(f"{name}: {remark}"))
+    if options.compress is None:
+        return made
+    for one in made:
+        check_codec(options.compress, one.choice)
+    return [replace(one, codec=options.compress) for one in made]
 
 
 def _check_flags(options: argparse.Namespace) -> None:

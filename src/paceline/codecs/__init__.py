@@ -29,6 +29,8 @@ class Codec:
     name: ClassVar[str]
     """As on the command line."""
 
+    largest: ClassVar[float] = 3.3e38
+    """The largest magnitude that surely decodes to a finite value."""
     feedback: bool = parameter(True, "whether what encoding a push has lost is added to the next one")
 
     def __post_init__(self) -> None:
@@ -59,12 +61,14 @@ def registry() -> dict[str, type[Codec]]:
     return {codec.name: codec for codec in sorted(every, key=lambda codec: codec.name)}
 
 
-def codec_of(text: str) -> Codec:
-    """Return the codec that `text` writes. Raises ConfigError, in one line, for any mistake.
+def codec_of(text: str | None) -> Codec | None:
+    """Return the codec that `text` writes; None: there is none. Raises ConfigError, in one line, for any mistake.
 
     >>> str(codec_of("int8:block=256"))
     'int8'
     """
+    if not text or text == "none":
+        return None
     name, colon, settings = text.partition(":")
     if name not in (known := registry()):
         raise ConfigError(f'unknown codec "{name}"{nearest(name, known)}; known: {", ".join(known)}')

@@ -49,6 +49,7 @@ class Float16(_Cast):
     """11 bits of precision, and no magnitude above 65,504."""
 
     name: ClassVar[str] = "fp16"
+    largest: ClassVar[float] = 65504.0
 
     @property
     def _dtype(self) -> torch.dtype:

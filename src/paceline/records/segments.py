@@ -34,6 +34,7 @@ OF_ONE = (
 """Keys of the table `run` about the newest segment alone. Those of earlier ones are in the table `segments`."""
 ASKED = (
     *("arguments", "threads", "devices", "shards", "record", "limits", "learning_rate_scale", "start"),
+    "compress",
     *("hosts", "shards_on", "scenario"),
 )
 """Keys of the table `run` that a resumed run may change. Those of earlier segments are in `segments`, too."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.codecs import Codec
 from paceline.core.choice import Choice
 from paceline.core.phrases import listed
 from paceline.errors import ConfigError
@@ -82,11 +83,13 @@ def check_seed(run: Path, before: int, seed: int) -> None:
         )
 
 
-def check_codec_is(run: Path, before: str, codec: str) -> None:
-    """Raise ConfigError if the run began with another codec: what that has lost so far would be lost for good."""
-    if before != codec:
-        was = f"with --compress {before}" if before else "without --compress"
-        raise ConfigError(f"--resume {run}: it was made {was}; leave --compress out")
+def check_residual(run: Path, before: Codec | None, codec: Codec | None) -> None:
+    """Raise ConfigError if no later push would make up for what encoding has lost so far."""
+    if before is not None and before.feedback and not (codec is not None and codec.feedback):
+        raise ConfigError(
+            f"--resume {run}: what --compress {before} has lost so far is to go into later pushes; go on with a codec "
+            "that has feedback"
+        )
 
 
 def check_isa(run: Path, before: str, isa: str) -> None:

@@ -291,7 +291,7 @@ def _read(run: RecordedRun) -> CalibratedRun:
         workers=run.workers,
         seed=run.seed,
         batch=config.get("batch") or (batch and batch[0] and int(batch[0])),
-        codec=codec_of(config["compress"]) if config.get("compress") else None,
+        codec=codec_of(config.get("compress")),
         message=reading.message or (last.stat().st_size if last.is_file() else 0),  # little more than the model's bytes
         limit=limit,
         data=steps if ran_out else None,

@@ -275,7 +275,7 @@ class World:
         self._links: ClusterLinks[Ended] = ClusterLinks(scenario, workers)
         self._links_hosts = scenario.links_hosts
         self._message = network.message if network is not None and network.message is not None else message
-        self._pushed = self._message if codec is None else codec.size(self._message // 4)
+        self._pushed = self._message if codec is None else min(self._message, codec.size(self._message // 4))
         """Bytes of a push."""
         self._workers = {worker: SimulatedWorker(step - 1) for worker, _, step in begins.members}
         self._used: dict[int, int] = {}

@@ -176,7 +176,7 @@ class WorkerLink:
         self.seed = settings.seed
         self.epochs = settings.epochs
         self.rate_scale = settings.learning_rate_scale
-        self.codec = None if settings.compress is None else codec_of(settings.compress)
+        self.codec = codec_of(settings.compress)
         self.in_means = settings.choice.rounds
         self.wants_work = bool(settings.choice.spec.parts)
         self.wants_metrics = bool(settings.targets) and worker == 0

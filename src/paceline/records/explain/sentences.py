@@ -34,13 +34,14 @@ WORTH_SAYING = 0.05
 SLOWER = 1.2
 """The ratio to the others' steps from which a worker is called slow."""
 MOVED = {
-    "version": "what training began with",
+    "update": "updates",
+    "version": "versions",
     "partial": "sums of members",
     "mean": "slices of means",
     "replica": "replicas",
     "other": "other things",
 }
-"""What moves between hosts if each worker owns a replica, by kind."""
+"""What moves between hosts, by kind. Where each worker owns a replica, a version is what training began with."""
 SHARED = 0.75
 """A share of the waiting that a host's workers caused. A worker that caused more of it is named instead of the host."""
 RATES = ((1.0, "B/s"), (1e3, "kB/s"), (1e6, "MB/s"), (1e9, "GB/s"))
@@ -290,13 +291,14 @@ def _carried(found: Findings) -> Iterator[str]:
         return
     busiest = sorted(found.links, key=lambda link: -link.busy.seconds)
     for link in busiest[:SHOWN]:
-        yield f"The link {link} carried {_what_moved(link.kinds)}."
+        yield f"The link {link} carried {_what_moved(link.kinds, replicas=not codec)}."
     if rest := busiest[SHOWN:]:
         yield f"{count(len(rest), 'more link')} carried things for a shorter time."
 
 
-def _what_moved(kinds: Mapping[str, MovedBytes]) -> str:
-    there = [(MOVED[kind], kinds[kind]) for kind in MOVED if kind in kinds]
+def _what_moved(kinds: Mapping[str, MovedBytes], *, replicas: bool = True) -> str:
+    names = MOVED | ({"version": "what training began with"} if replicas else {})
+    there = [(names[kind], kinds[kind]) for kind in names if kind in kinds]
     return listed([f"{_bytes(one.bytes)} of {name} in {_seconds(one.busy.seconds)}" for name, one in there])
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.store.chunks import finite
-from paceline.training.encoding import Encoding
+from paceline.training.encoding import EncodedPart, Encoding
 from paceline.training.holders.push import GradientPush, UpdatePush
 from paceline.training.layout import PushArea
 from paceline.training.training_context import TrainingContext
@@ -35,7 +35,6 @@ class EncodedPush(GradientPush, UpdatePush):
         self._room = values if here else [torch.empty_like(parameter) for parameter in context.parameters]
         self._decoded: memoryview | None = None
         """An update that a version lacks, in the layout of a version."""
-        self._nothing = torch.empty(0, device="cpu")
         self._areas: dict[int, PushArea] = {}
         self._number = -1
 
@@ -77,21 +76,16 @@ class EncodedPush(GradientPush, UpdatePush):
         for value, made in zip(self._values, self._room, strict=True):
             if made is not value:
                 value.copy_(made)
-        before, after = (self._nothing, self._nothing) if residual is None else residual.push(step)
+        before, after = (None, None) if residual is None else residual.push(step)
         for part in self._encoding.parts:
-            own = slice(part.entry.offset // 4, part.entry.offset // 4 + part.entry.count)
-            if not present[part.number]:
-                after[own] = before[own]
-                continue
-            value = part.entry.over(self._memory)
-            feeds = residual is not None and not part.raw
-            if feeds:
-                value.add_(before[own])
-            decoded = self._encoding.encode(part, value, self._places.region.memory, self._start(self._number))
-            if not finite(decoded) and not decoded.isfinite().all() and value.isfinite().all():
-                self._refuse(self._layout.moving[part.number].name, value)
-            if feeds:
-                torch.sub(value, decoded, out=after[own])
+            lost = None
+            if before is not None and after is not None and not part.raw:
+                own = slice(part.entry.offset // 4, part.entry.offset // 4 + part.entry.count)
+                lost = before[own], after[own]
+            if present[part.number]:
+                self._encode(part, lost)
+            elif lost is not None:
+                lost[1].copy_(lost[0])
         area.present.copy_(torch.tensor(present, dtype=torch.uint8, device="cpu"))
         self._context.put_buffers(area)
 
@@ -103,6 +97,28 @@ class EncodedPush(GradientPush, UpdatePush):
         there, present = self._decoded, self._areas[number].present.tolist()
         self._encoding.decode(self._places.region.memory, self._start(number), there, 0, present)
         return [entry.over(there) if one else None for entry, one in zip(self._layout.moving, present, strict=True)]
+
+    def _encode(self, part: EncodedPart, lost: tuple[Tensor, Tensor] | None) -> None:
+        """Put that part's values into the area.
+
+        `lost`: the part's residual before this push, and where to put that after it. What is NaN or infinite is so in
+        this push alone.
+        """
+        memory, start = self._places.region.memory, self._start(self._number)
+        value, largest = part.entry.over(self._memory), self._encoding.codec.largest
+        if lost is not None:
+            value.add_(lost[0])
+        decoded = self._encoding.encode(part, value, memory, start)
+        if not finite(decoded) and not decoded.isfinite().all() and value.isfinite().all():
+            given = value if lost is None else value - lost[0]
+            if lost is None or given.abs().max() > largest:
+                self._refuse(self._layout.moving[part.number].name, given)
+            decoded = self._encoding.encode(part, value.clamp(-largest, largest), memory, start)
+        if lost is not None:
+            before, after = lost
+            torch.sub(value, decoded, out=after)
+            if not finite(after):
+                after.copy_(torch.where(after.isfinite(), after, before))
 
     def _refuse(self, name: str, value: Tensor) -> NoReturn:
         self._context.refuse(
