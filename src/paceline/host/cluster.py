@@ -209,8 +209,8 @@ class Cluster:
             rests=lambda: self.others.moves.rests(),
         )
         self.shares = Shares(self.store, self.arrivals, self.shard_server)
-        copies = MeanRecorder(self.shelf, plan, self.store, self.replicas, self.transfers, report)
-        self._recorder = copies if self.owns_replicas else self.commits
+        self.means = MeanRecorder(self.shelf, plan, self.store, self.replicas, self.transfers, report)
+        self._recorder = self.means if self.owns_replicas else self.commits
         self.snapshots = HostSnapshots(
             self.shelf,
             plan,

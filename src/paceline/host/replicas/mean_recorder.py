@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.items import Version
+from paceline.host.claims import Owner
 from paceline.host.events import MeanVoid, Report
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.replicas.replica_table import ReplicaTable
@@ -32,6 +33,14 @@ class MeanRecorder:
         self._table = table
         self._transfers = transfers
         self._report = report
+        self._cuts: dict[Owner, None] = {}
+        """Who keeps replicas for a mean that the store process was not told of yet."""
+
+    def lost(self) -> None:
+        """The store process has gone: no mean is made any more."""
+        for owner in self._cuts:
+            self._transfers.let_go(owner)
+        self._cuts.clear()
 
     def record(
         self,
@@ -47,11 +56,13 @@ class MeanRecorder:
         mean: what the step has left behind is no replica.
         """
         replicas = {worker: self._table.replica(worker) for worker in workers}
-        owner = "cut for version", version
+        owner: Owner = "cut for version", version
+        self._cuts[owner] = None
         self._transfers.keep(owner, *replicas.values())
 
         def made() -> None:
-            self._transfers.bring(owner, replicas, write, lambda lost: void([lost]))
+            if owner in self._cuts:
+                self._transfers.bring(owner, replicas, write, lambda lost: void([lost]))
 
         def write() -> None:
             places = [self._shelf.place(replica) for replica in replicas.values()]
@@ -60,10 +71,14 @@ class MeanRecorder:
             order = messages.store.RecordMean(version, places, target, file, buffers, known)
             self._store.write(order, *replicas.values(), Version(version))
             self._shelf.release(("mean for version", version))
+            let_go()
+
+        def let_go() -> None:
+            self._cuts.pop(owner, None)
             self._transfers.let_go(owner)
 
         def void(lost: list[int]) -> None:
-            self._transfers.let_go(owner)
+            let_go()
             self._report(MeanVoid(version, lost))
 
         self._table.after(workers, made, void)

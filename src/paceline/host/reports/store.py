@@ -80,6 +80,7 @@ class StoreReports:
     def store_lost(self, why: str) -> None:
         """See `StoreOwner`."""
         self._cluster.commits.lost()
+        self._cluster.means.lost()
         self._cluster.snapshots.lost()
         self._report(ProcessLost(why, self._cluster.lacks_host))
 
