@@ -173,3 +173,12 @@ def test_a_worker_that_waits_in_finish_keeps_what_is_ordered_meanwhile(ends: Any
     coordinator.send(messages.worker.Exit())
     link.serve_until_exit()
     assert orders[1:] == [Keep(snapshot=50, step=6, epoch=1)]
+
+
+def test_what_comes_along_is_read_whole_wherever_another_process_reads_it() -> None:
+    """Descriptors that were passed on share one place to read from."""
+    file = attachment(b"the optimizer's state")
+    os.lseek(file, 7, os.SEEK_SET)
+    assert [attached(os.dup(file)) for _ in range(2)] == [b"the optimizer's state"] * 2
+    assert os.lseek(file, 0, os.SEEK_CUR) == 7
+    os.close(file)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from paceline.codecs import Codec, check_codec, codec_of, registry
-from paceline.coordinator.snapshots import Snapshots
 from paceline.core.choice import choose
-from paceline.core.facts import GradientReady
 from paceline.core.shards import cut
 from paceline.errors import ConfigError
 from paceline.protocols import registry as protocols
@@ -184,19 +181,6 @@ def test_dropping_twice_and_dropping_what_was_not_pushed_change_nothing() -> Non
 def test_a_snapshot_has_it_without_the_pushes_that_no_version_has() -> None:
     residual = residual_after(1.0, 10.0, 100.0)
     assert [residual.as_of(step).item() for step in (-1, 0, 1, 2, 3)] == [0.0, 1.0, 11.0, 111.0, 111.0]
-
-
-def test_workers_are_told_which_of_their_steps_the_snapshot_s_version_has() -> None:
-    """A worker may have pushed another one by then, which the resumed run computes again."""
-    members = MagicMock()
-    settings = Mock(checkpoint=1, choice=choose("asp", protocols()))
-    taken = Snapshots(settings, Mock(), members, Mock(epoch=0), *(Mock() for _ in range(5)))
-    for worker, step in ((0, 4), (0, 5), (1, 2)):
-        taken.tell(GradientReady(worker=worker, step=step, version=0, samples=1, at=0.0))
-    taken.ordered(7, ((0, 4, 1.0),))
-    taken.ask([Mock(worker=worker) for worker in (0, 1)])
-    told = [call.args[1] for call in members.send.call_args_list]
-    assert [(order.step, order.applied) for order in told] == [(5, 4), (2, -1)]
 
 
 # --- from a worker to versions ----------------------------------------------------------------------

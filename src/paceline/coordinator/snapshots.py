@@ -199,7 +199,9 @@ class Snapshots:
         """
         self._stop = go_on
         last = partial(self._cluster.switches.when_done, self._take_last)
-        if not self._takes or not self._in_a_round:
+        spec = self._cluster.spec
+        steps_here = spec.state == "store" and spec.local_steps  # a worker may be a step further than what was heard
+        if not self._takes or not (self._in_a_round or steps_here):
             last()
         else:
             self._loop.after(LAST_ROUND / 2, self._end_round)

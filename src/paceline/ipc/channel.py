@@ -45,10 +45,17 @@ def attachment(data: bytes) -> int:
 
 
 def attached(descriptor: int) -> bytes:
-    """Read what `attachment` has written, and close the descriptor."""
-    with open(descriptor, "rb") as file:
-        file.seek(0)
-        return file.read()
+    """Read what `attachment` has written, and close the descriptor.
+
+    Other processes may read it meanwhile, by descriptors that share one place to read from. So that does not move.
+    """
+    try:
+        size, data = os.fstat(descriptor).st_size, b""
+        while len(data) < size and (more := os.pread(descriptor, size - len(data), len(data))):
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
