@@ -369,7 +369,8 @@ def test_what_all_adopt_has_the_buffers_as_they_were_before_the_first_forward() 
     """Each worker's forward changes its own, and which worker writes what all adopt depends on time."""
     case, holder = Case("replica"), Mock(keeps_state=True, changed=lambda: ["small"])
     case.link.adopt = lambda digest: OTHER
-    edits = PreTrainingEdits(case.joined, holder, Mock(entries=[], tensors=[], changed=list), resumed=False)
+    fixed = Mock(entries=[], tensors=[], changed=list)
+    edits = PreTrainingEdits(case.joined, holder, fixed, resumed=False, hear_switches=list)
     case.model.get_buffer("seen").fill_(5.0)
     edits.first_batch()
     case.model.get_buffer("seen").fill_(6.0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar
@@ -19,7 +20,7 @@ if TYPE_CHECKING:  # a codec is chosen before torch is imported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Codec:
+class Codec(ABC):
     """Encodes float32 values into as many bytes as their number says. Its fields are its parameters.
 
     It is deterministic, as a replay has to come to the same bits. Values among which is a NaN or an infinity decode to
@@ -36,17 +37,17 @@ class Codec:
     def __post_init__(self) -> None:
         check_parameters(self.name, self)
 
+    @abstractmethod
     def size(self, count: int) -> int:
         """Bytes that so many values take."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, values: Tensor, into: Tensor) -> None:
         """Encode float32[count] into uint8[size(count)], which begins at a multiple of 64 bytes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, encoded: Tensor, into: Tensor) -> None:
         """Decode uint8[size(count)] into float32[count]."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         usual = declared(type(self))
@@ -77,13 +78,15 @@ def codec_of(text: str | None) -> Codec | None:
 
 def check_codec(codec: Codec | None, choice: Choice) -> None:
     """Raise ConfigError, in one line, if this codec can't encode what workers exchange under that protocol."""
-    if codec is not None and len({part.spec.pushes for part in choice.parts}) > 1:
+    if codec is None:
+        return
+    if len({part.spec.pushes for part in choice.parts}) > 1:
         raise ConfigError(
             f"--compress is {codec}, and {choice.parts[0].spec.name} and {choice.parts[1].spec.name} push different "
             "things: what encoding has lost of one's can't go into the other's; leave it out"
         )
     for one in choice.parts or (choice,):
-        if codec is not None and one.spec.state == "replicas":
+        if one.spec.state == "replicas":
             raise ConfigError(
                 f"--compress is {codec}, and {one.spec.name} averages between workers, where nothing is encoded yet: "
                 "leave it out, or name a protocol with a store, such as bsp or diloco"

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cast(Codec):
+    kind: ClassVar[str]
+    """Torch's name of the type."""
+
     def size(self, count: int) -> int:
         """See `Codec`."""
         return 2 * count
@@ -28,7 +31,10 @@ class _Cast(Codec):
 
     @property
     def _dtype(self) -> torch.dtype:
-        raise NotImplementedError
+        import torch
+
+        kind: torch.dtype = getattr(torch, self.kind)
+        return kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +42,7 @@ class BFloat16(_Cast):
     """float32's range, and 8 bits of its precision."""
 
     name: ClassVar[str] = "bf16"
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        import torch
-
-        return torch.bfloat16
+    kind: ClassVar[str] = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +50,8 @@ class Float16(_Cast):
     """11 bits of precision, and no magnitude above 65,504."""
 
     name: ClassVar[str] = "fp16"
+    kind: ClassVar[str] = "float16"
     largest: ClassVar[float] = 65504.0
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        import torch
-
-        return torch.float16
 
 
 CODECS = (BFloat16, Float16)

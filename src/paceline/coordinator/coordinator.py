@@ -132,7 +132,8 @@ class Coordinator:
                 run_state.data.ordered(order)
                 run_state.cluster.carry_out(order, at)
                 run_state.versions.ordered(order.version)
-                run_state.snapshots.ordered(order.version, getattr(order, "contributions", ()))
+                contributions = order.contributions if isinstance(order, ApplyUpdate) else ()
+                run_state.snapshots.ordered(order.version, contributions)
                 run_state.shutdown.stepped(run_state.data.steps)
             case Hold(worker=worker, why=why):
                 run_state.members[worker].wait(why)

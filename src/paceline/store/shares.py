@@ -77,12 +77,11 @@ class StateMean:
             for key, value in values.items():
                 self._add((number, key), value)
 
-    def taken(self) -> Whole | None:
-        """Return the mean, and begin anew; None if nothing was added."""
+    def whole(self) -> Whole | None:
+        """Return the mean; None if nothing was added."""
         first, state = self._first, dict[int, dict[str, Any]]()
         for (number, key), total in self._sums.items():
             state.setdefault(number, {})[key] = self._mean((number, key), total)
-        self.__init__()  # type: ignore[misc]
         if first is None:
             return None
         groups = [{key: value for key, value in group.items() if key != CAPTURABLE} for group in first.groups]

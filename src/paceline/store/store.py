@@ -362,7 +362,8 @@ class Store:
         optimizer, clip = self._scripts_own
         self._is_outer, self._clip = outer is not None, clip if outer is None else None
         self._step(optimizer if outer is None else outer_of(optimizer, outer))
-        if (whole := self._of_workers.taken()) is not None:
+        given, self._of_workers = self._of_workers, StateMean()
+        if (whole := given.whole()) is not None:
             self.begin_with(whole)
             self._to_pass_on = None if self._makes_all else whole
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.codecs import Codec
-from paceline.training.layout import ALIGNMENT, CHUNK, Entry, Layout
+from paceline.training.layout import CHUNK, Entry, Layout, aligned
 
 
 class EncodedPart(NamedTuple):
@@ -52,7 +52,7 @@ class Encoding:
                 encoded, as_is = codec.size(entry.count), entry.stop - entry.offset
                 raw = entry.dtype != torch.float32 or encoded >= as_is
                 parts.append(EncodedPart(number, entry, end, end + (as_is if raw else encoded), raw))
-                end = -(-parts[-1].end // ALIGNMENT) * ALIGNMENT
+                end = aligned(parts[-1].end)
         return cls(codec, tuple(parts))
 
     @property

@@ -31,7 +31,8 @@ ALIGNMENT = 64  # bytes: a cache line, and what vectorised kernels like best
 CHUNK = 512 * 1024  # elements: 256k to 1M cost the same; smaller chunks lose to Python, larger ones to the cache
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """Return the least multiple of `ALIGNMENT` that is no smaller."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -118,7 +119,7 @@ class Layout:
         buffers = [(name, buffer, -1) for name, buffer in model.named_buffers()]
         others = [(name, parameter, -1) for parameter, name in names.items() if name not in moving]
         fixed, fixed_end = _lay([*others, *buffers], 0)
-        pushed, push_end = _lay(buffers, _aligned(end + len(moving)))
+        pushed, push_end = _lay(buffers, aligned(end + len(moving)))
         every = list(model.named_parameters(remove_duplicate=False))
         saved = model.state_dict(keep_vars=True)
         return cls(
@@ -241,7 +242,7 @@ def _lay(tensors: Iterable[tuple[str, Tensor, int]], start: int) -> tuple[list[E
         form: Any = tensor if _dense(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         shape, stride = tuple(tensor.shape), tuple(form.stride())
         entries.append(Entry(name, tensor.dtype, shape, stride, start, group, tensor.requires_grad))
-        start = _aligned(start + tensor.numel() * tensor.element_size())
+        start = aligned(start + tensor.numel() * tensor.element_size())
     return entries, start
 
 

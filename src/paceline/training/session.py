@@ -28,7 +28,7 @@ from paceline.ipc.messages.worker import (
     Stepped,
     UpdateMade,
 )
-from paceline.store.store import Scalars, scalars_of, unfit_rate
+from paceline.store.store import Scalars, scalars_of, set_groups, unfit_rate
 from paceline.training.agreements import AgreeCalls
 from paceline.training.data.batches import Batches, Stands, in_variables
 from paceline.training.data.loop import EpochLoop, Loops
@@ -103,7 +103,7 @@ class Session:
         self.fixed = NonOptimized(context.places, self.followed)
         self.fixed.begin()
         self.structure_edits = StructureEdits(context, self.holder, self.fixed, offered.evaluates)
-        self.changes = PreTrainingEdits(context, self.holder, self.fixed, resumed=resumed is not None)
+        self.changes = PreTrainingEdits(context, self.holder, self.fixed, resumed is not None, self.hear_switches)
         self.other_training = OtherTraining(self)
         self.gradients = Gradients(context.parameters)
         self.batches = Batches(leased=offered.loads, named=partial(in_variables, thread=threading.get_ident()))
@@ -324,7 +324,7 @@ class Session:
         self.structure_edits.holder = self.changes.holder = self.resuming.holder = self.holder
         if to.kept is not None:
             self.context.load_optimizer(to.kept)
-            self.context.set_groups(to.kept.groups)
+            set_groups(self.context.optimizer, to.kept.groups)
         self.changes.moved_state()
         if self.joins:
             self.holder.show(self._place)

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.errors import ConfigError
 from paceline.store.chunks import State, own
 from paceline.store.snapshots import OfWorker
-from paceline.store.store import own_attributes, set_groups
+from paceline.store.store import own_attributes
 from paceline.training.layout import Entry, Places, PushArea
 from paceline.training.link import Link
 from paceline.training.model.structure import Followed
@@ -66,10 +66,6 @@ class TrainingContext:
         state = {self.parameters[number]: values for number, values in (there.state or {}).items()}
         self.optimizer.state = self.beside(state)
         vars(self.optimizer).update(there.attributes)
-
-    def set_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Give the optimizer's groups these hyperparameters."""
-        set_groups(self.optimizer, groups)
 
     def beside(self, state: Mapping[Tensor, dict[str, Any]]) -> defaultdict[Tensor, dict[str, Any]]:
         """A copy of the state with each value on its parameter's device, but for counts of steps, as in torch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -68,8 +67,15 @@ class UserState:
         groups = [packable(group) for group in self._optimizer.param_groups]
         try:
             kept = {name: kept.state_dict() for name, kept in self._objects.items()}
-            own = OfWorker(kept=kept, groups=groups, state=state, attributes=attributes, buffers=dict(buffers))
-            return pack(own if residual is None else dataclasses.replace(own, residual=residual)), None
+            all_of_it = OfWorker(
+                kept=kept,
+                groups=groups,
+                state=state,
+                attributes=attributes,
+                buffers=dict(buffers),
+                residual=residual,
+            )
+            return pack(all_of_it), None
         except ConfigError as error:
             return b"", str(error)
         except Exception as error:  # the script's own code

@@ -23,13 +23,13 @@ def copier_of(context: TrainingContext) -> Copier | None:
 
 def holder_of(begin: Begin | SwitchPart, context: TrainingContext, copier: Copier | None = None) -> Holder:
     """Make this worker's holder. Gradients on a device leave their host at the step. `copier`: one made before."""
-    if (copier := copier or copier_of(context)) is not None:
-        return _on_device(begin, context, copier)
     places, layout = context.places, context.places.layout
+    encoded = None if layout.encoding is None else EncodedPush(context, layout.encoding)
+    if (copier := copier or copier_of(context)) is not None:
+        return _on_device(begin, context, copier, encoded)
     if begin.state == "replicas":
         window = Windowed(places.region, layout.push_bytes, layout.moving, context.parameters)
         return ReplicaHolder(context, NoPush() if begin.pushes == "nothing" else AreaPush(context), window)
-    encoded = None if layout.encoding is None else EncodedPush(context, layout.encoding)
     if begin.local_steps:
         own = OwnMemory(places, context.parameters)
         return OwnStep(context, encoded or AreaPush(context), own, at_once=begin.at_once)
@@ -38,13 +38,14 @@ def holder_of(begin: Begin | SwitchPart, context: TrainingContext, copier: Copie
     return WindowHolder(context, encoded or (OverlappedPush if overlaps else AreaPush)(context), window)
 
 
-def _on_device(begin: Begin | SwitchPart, context: TrainingContext, copier: Copier) -> Holder:
+def _on_device(
+    begin: Begin | SwitchPart, context: TrainingContext, copier: Copier, encoded: EncodedPush | None = None
+) -> Holder:
     layout, owned = context.places.layout, begin.state == "replicas"
     shown = DeviceParameters(context, copier, layout.push_bytes if owned else layout.slot_bytes)
     if owned:
         push = NoPush() if begin.pushes == "nothing" else DeviceGradients(context, copier)
         return DeviceReplica(context, push, shown, copier)
-    encoded = None if layout.encoding is None else EncodedPush(context, layout.encoding)
     if begin.local_steps:
         return OwnStep(context, encoded or DeviceUpdates(context, copier), shown, at_once=begin.at_once)
     return WindowHolder(context, encoded or DeviceGradients(context, copier), shown)

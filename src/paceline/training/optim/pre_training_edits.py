@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import Any, NoReturn
@@ -42,8 +42,19 @@ RENAMED = (
 class PreTrainingEdits:
     """Adopts or refuses what the script has changed, whenever it steps."""
 
-    def __init__(self, context: TrainingContext, holder: Holder, fixed: NonOptimized, resumed: bool) -> None:
-        """`resumed`: whether the run goes on from a snapshot, so that nothing can be adopted."""
+    def __init__(
+        self,
+        context: TrainingContext,
+        holder: Holder,
+        fixed: NonOptimized,
+        resumed: bool,
+        hear_switches: Callable[[], object],
+    ) -> None:
+        """`resumed`: whether the run goes on from a snapshot, so that nothing can be adopted.
+
+        `hear_switches` takes up the switches that have come: they may say that the optimizer's state is elsewhere.
+        """
+        self._hear_switches = hear_switches
         self._context = context
         self.holder = holder
         self._fixed = fixed
@@ -82,7 +93,7 @@ class PreTrainingEdits:
     @contextmanager
     def state_shown(self) -> Iterator[None]:
         """Let the optimizer's state be seen as of now, if the script has not looked at it in this step before."""
-        self._context.optimizer.paceline_session.hear_switches()  # type: ignore[attr-defined]
+        self._hear_switches()
         held = self._context.optimizer.state is self._state and not self._state.looked_at
         try:
             yield
@@ -97,7 +108,7 @@ class PreTrainingEdits:
     def _fetch_state(self) -> Mapping[Tensor, dict[str, Any]]:
         self._state_shown = self._context.link.optimizer_state()
         if not self._state_shown:
-            self._context.optimizer.paceline_session.hear_switches()  # type: ignore[attr-defined]
+            self._hear_switches()
             return self._context.optimizer.state
         numbered: State = unpacked(self._state_shown)
         return self._context.beside({self._context.parameters[number]: numbered[number] for number in numbered})
