@@ -34,6 +34,9 @@ VARIANTS = {
         "switch_at=0.5,stragglers=greedy,window=2,consecutive=1,min_gap=0.0",
         "switch_at=0.8,stragglers=elastic,window=2,consecutive=1,min_gap=0.0",
         "switch_at=0.4,count=rounds,momentum=ramp",
+        "first=bsp,then=ad-psgd,switch_at=0.5",
+        "first=all-reduce,then=asp,switch_at=0.5",
+        "first=ripples,then=all-reduce,switch_at=0.5",
     ),
 }
 """Parameters worth walking beside the defaults."""
@@ -149,8 +152,11 @@ def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
     alone = World.of(choice, 1, 5)
     orders = [order for _, orders in wander(alone, random.Random(0)) for order in orders]
     changes = [order for order in orders if isinstance(order, ApplyUpdate | StepReplica | Reduce)]
-    if choice.spec.state == "replicas":
+    states = {part.spec.state for part in (choice.parts or (choice,))}
+    if states == {"replicas"} and not choice.parts:
         assert changes == [StepReplica(worker=0, step=step, version=step + 1) for step in range(5)]
+    elif "replicas" in states:
+        assert [one.step if isinstance(one, StepReplica) else one.contributions[0][1] for one in changes] == [*range(5)]
     else:
         every = getattr(choice.config, "every", 1)
         last = [*range(every - 1, 5, every), *([4] if 5 % every else [])]

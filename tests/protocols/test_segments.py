@@ -56,7 +56,7 @@ def test_the_first_orders_of_a_segment_have_its_version_and_step_numbers(choice:
     world = World.of(choice, workers=3, steps=1, version=7, first={0: 5, 2: 9})
     _, orders = next(wander(world, random.Random(0)))
     released = {order.worker: (order.step, order.version) for order in orders if type(order).__name__ == "Release"}
-    version = 7 if choice.spec.state == "store" else 0
+    version = 7 if choice.part(choice.begins).spec.state == "store" else 0
     assert released == {0: (5, version), 1: (0, version), 2: (9, version)}
 
 
@@ -139,6 +139,8 @@ def test_a_segment_of_sync_switch_in_which_nothing_happens_remembers_what_the_on
         "done": 40,
         "planned": active == "first",
         "ramped": ramped,
+        "version": 20,
+        "groups": 0,
     }
     machine = choose("sync-switch:switch_at=0.75", registry()).machine()
     machine.handle(began(0, 1, work=80, memory=memory))

@@ -1,4 +1,4 @@
-"""A live switch from any protocol with a store to any other, and back: nobody is stuck, nothing is lost.
+"""A live switch from any protocol to any other, and back: nobody is stuck, nothing is lost.
 
 This is of machines: what becomes of the optimizer's state is in `tests/runtime/test_switches.py`.
 """
@@ -15,7 +15,7 @@ from paceline.core.orders import ApplyUpdate, Order, SwitchProtocol
 from paceline.protocols import registry, sync_switch
 from support.walk import World, walk, wander
 
-SIMPLE = [spec.name for spec in registry().values() if spec.state == "store" and not spec.parts]
+SIMPLE = [spec.name for spec in registry().values() if not spec.parts]
 VARIANTS = [
     *SIMPLE,
     "local-sgd:every=3",

@@ -27,7 +27,8 @@ class Told:
         undone: frozenset[tuple[int, int]] = frozenset(),
         recorded: dict[int, int | None] | None = None,
     ) -> None:
-        self.rules, self.made = Rules(choose(protocol, registry())), VersionsMade(recorded=recorded or {})
+        choice = choose(protocol, registry())
+        self.rules, self.made = Rules(choice), VersionsMade(choice, recorded=recorded or {})
         self.rules.outcomes.undone = undone
         self.members = tuple((worker, f"node-{worker // 2}", 0) for worker in range(len(samples)))
         self.told(TrainingBegan(members=self.members, version=0, at=0.0))

@@ -53,7 +53,8 @@ def _read(kind: Any, plain: Any, fresh: Any = None) -> Any:
         others = [argument for argument in arguments if argument is not type(None) and argument not in SCALARS]
         if plain is None or not others or (type(plain) in SCALARS and type(plain) in arguments):
             return plain
-        (only,) = others
+        kinds = [one for one in others if len(others) == 1 or {field.name for field in fields(one)} == set(plain)]
+        (only,) = kinds
         return _read(only, plain)
     if origin is dict:
         return {_read(arguments[0], key): _read(arguments[1], item) for key, item in plain}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,25 @@ from paceline.core.facts import (
     ReduceFinished,
     ReplicaCopied,
     StepDeclined,
+    TrainingBegan,
     UpdateArrived,
     WorkerJoined,
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import CopyReplica, DropUpdate, Hold, Order, Reduce, Release, StepReplica
-from support.walk import STRANGER, Broken, Job, World
+from paceline.core.orders import (
+    AdjustTraining,
+    CopyReplica,
+    DropUpdate,
+    Hold,
+    LeaveOut,
+    Order,
+    Reduce,
+    Release,
+    StepReplica,
+    SwitchProtocol,
+)
+from support.walk import STRANGER, Broken, Job, Pushing, World
 
 
 @dataclass(slots=True)
@@ -288,3 +300,131 @@ class ReplicaWorld(World):
         if task.group is not None:
             raise Broken(f"group {task.group} averages worker {worker}: {order}")
         return task
+
+
+def _of_part(name: str) -> Callable[..., Any]:
+    """What the world of the part's kind does by that name."""
+
+    def do(world: SwitchingWorld, *told: Any) -> Any:
+        return getattr(world.kind, name)(world, *told)
+
+    return do
+
+
+@dataclass(slots=True)
+class SwitchingWorld(ReplicaWorld):
+    """One whose protocol has two parts, of which one may have replicas and the other a store."""
+
+    part: int = 0
+    """The number of the part that decides."""
+    late: dict[int, int] = field(default_factory=dict)
+    """By worker, while each owns a replica: the version that is still on its way to it from the store."""
+    stepped: int = 0
+    """How many steps replicas have been ordered since the part began."""
+    outside: dict[int, None] = field(default_factory=dict)
+    """Workers that the part began without, or left out."""
+
+    @property
+    def kind(self) -> type[World]:
+        return ReplicaWorld if self.choice.part(self.part).spec.state == "replicas" else World
+
+    departing = _of_part("departing")
+    impossible_here = _of_part("impossible_here")
+    _expect_settled = _of_part("_expect_settled")
+
+    def _enter(self, worker: int, step: int) -> None:
+        self.kind._enter(self, worker, step)
+        self.entered[worker] = step
+
+    def possible(self, samples: int | None = None) -> list[Fact]:
+        late = [ParametersTaken(worker=worker, version=number, at=self.now) for worker, number in self.late.items()]
+        return [*self.kind.possible(self, samples), *late]
+
+    def impossible(self) -> Iterator[Fact]:
+        """A pull whose end is not told may still be on its way, as far as the machine knows."""
+        late = self.machine.late  # type: ignore[attr-defined]
+        for fact in ReplicaWorld.impossible(self):
+            if not isinstance(fact, ParametersTaken) or late.get(fact.worker) != fact.version:
+                yield fact
+
+    def resumed(self, steps: int) -> World:
+        following = World.resumed(self, steps)
+        assert isinstance(following, SwitchingWorld)
+        memory = following.memory
+        if memory is not None:
+            following.used = memory["groups"]
+            following.part = int(memory["state"] == "then")
+            following.version = memory["version"]
+        return following
+
+    def key(self) -> Any:
+        return (*self.kind.key(self), self.part, tuple(self.late.items()))
+
+    def expect_the_end(self) -> None:
+        if not self.late:
+            World.expect_the_end(self)
+
+    def _happen(self, fact: Fact) -> None:
+        if isinstance(fact, TrainingBegan):
+            if self.memory is None:
+                self.part = int(self.machine.active == "then")  # type: ignore[attr-defined]
+            World._happen(self, fact)
+        elif isinstance(fact, ParametersTaken) and fact.worker in self.late:
+            del self.late[fact.worker]
+        else:
+            if isinstance(fact, WorkerLeft):
+                self.late.pop(fact.worker, None)
+                self.outside.pop(fact.worker, None)
+            self.kind._happen(self, fact)
+            if isinstance(fact, WorkerResumed) and fact.worker in self.outside and self.kind is ReplicaWorld:
+                del self.outside[fact.worker]
+                self.jobs[fact.worker].phase = "bare"
+
+    def _nobody_to_copy(self) -> bool:
+        return all(task.phase == "bare" or worker in self.outside for worker, task in self.jobs.items())
+
+    def _do(self, order: Order) -> None:
+        if isinstance(order, AdjustTraining | LeaveOut):
+            self._live(order, order.worker)
+            if isinstance(order, LeaveOut):
+                self.outside[order.worker] = None
+            return
+        if not isinstance(order, SwitchProtocol):
+            self.stepped += isinstance(order, StepReplica)
+            self.kind._do(self, order)
+            return
+        self._expect_rest(order)
+        before, self.part = self.part, self.choice.part_of(order)
+        states = {self.choice.part(number).spec.state for number in (before, self.part)}
+        makes = order.why[0] != "resumed" and "replicas" in states
+        if order.why[0] != "resumed" and makes != (order.version is not None):
+            raise Broken(f"a switch makes a version where there are replicas: {order}")
+        if order.version is not None:
+            if order.version != self.version + self.stepped + 1:
+                raise Broken(f"{self.stepped} steps after version {self.version}: {order}")
+            self.version, self.stepped = order.version, 0
+        if before != self.part or makes:
+            self._begin_anew()
+
+    def _expect_rest(self, order: SwitchProtocol) -> None:
+        resting = ("bare", "idle", "applied", "arrived")
+        busy = [one for one, job in self.jobs.items() if job.phase not in (*resting, "declined")]
+        pushing = [one for one, job in self.jobs.items() if getattr(job, "pushing", None) is not None]
+        if busy or pushing or self.groups or self.unsettled:
+            raise Broken(f"workers {busy + pushing} or groups {list(self.groups)} are at work: {order}")
+        staying = [one for one, job in self.jobs.items() if job.phase != "declined"]
+        if [worker for worker, _, _ in order.members] != sorted(staying):
+            raise Broken(f"workers {staying} are here: {order}")
+
+    def _begin_anew(self) -> None:
+        """All have nothing under way, and get what the part has for them."""
+        self.outside = {worker: None for worker, job in self.jobs.items() if job.phase == "declined"}
+        for worker, job in self.jobs.items():
+            if isinstance(job, Pushing) and job.pulling is not None:
+                self.late[worker] = job.pulling
+            if self.kind is ReplicaWorld:
+                fresh: Any = Task(job.step, first=self.entered[worker])
+            else:
+                fresh = Pushing(job.step, pulling=self.late.pop(worker, None))
+            fresh.phase, fresh.paused = "declined" if job.phase == "declined" else "idle", job.paused
+            self.jobs[worker] = fresh

@@ -137,10 +137,11 @@ class World:
 
         It is of the kind that the protocol needs.
         """
-        from support.replica_walk import ReplicaWorld  # which builds on this module
+        from support.replica_walk import ReplicaWorld, SwitchingWorld  # which build on this module
 
         settings = {"work": workers * steps, **settings}
-        kind = ReplicaWorld if choice.spec.state == "replicas" else cls
+        states = {part.spec.state for part in (choice.parts or (choice,))}
+        kind = cls if states == {"store"} else SwitchingWorld if choice.parts else ReplicaWorld
         return kind(choice=choice, machine=choice.machine(), workers=workers, steps=steps, **settings)
 
     @property

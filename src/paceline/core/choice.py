@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.core.machine import Machine, Outer, Part, Spec
 from paceline.core.orders import SwitchProtocol
-from paceline.core.reasons import Why, sentence
+from paceline.core.reasons import OF_REPLICAS, Why, sentence
 from paceline.errors import ConfigError
 
 MOST_WHOLE = 2**53  # beyond it some readers of a ledger round whole numbers
@@ -175,6 +175,16 @@ class Choice:
         return self.spec.outer(self.config) if self.spec.optimizer == "outer" else None
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether each worker owns a replica, at least while one of the parts decides."""
+        return "replicas" in (one.spec.state for one in self.parts or (self,))
+
+    @property
+    def has_store(self) -> bool:
+        """Whether a store makes versions, at least while one of the parts decides."""
+        return "store" in (one.spec.state for one in self.parts or (self,))
+
+    @property
     def rounds(self) -> bool:
         """Whether workers go in rounds at first."""
         return self.part(self.begins).spec.rounds
@@ -187,7 +197,12 @@ class Choice:
     @property
     def reasons(self) -> dict[str, str]:
         """The sentence of each code of a `why`, of the protocol and its parts."""
-        return {code: text for one in (*self.parts, self) for code, text in one.spec.reasons.items()}
+        of_parts = {
+            (OF_REPLICAS if part.spec.state == "replicas" else "") + code: text
+            for part in self.parts
+            for code, text in part.spec.reasons.items()
+        }
+        return {**of_parts, **self.spec.reasons}
 
     def sentence(self, why: Why) -> str:
         """Write `why` out as a sentence of the protocol or one of its parts."""
@@ -214,6 +229,7 @@ class Choice:
             rounds=self.rounds,
             optimizer=self.spec.optimizer,
             machine=self.machine(),
+            state=self.spec.state,
         )
 
     def __str__(self) -> str:
@@ -287,11 +303,11 @@ def _settings(text: str, spec: Spec, known: Mapping[str, Spec]) -> list[str]:
 
 
 def _part(whole: Spec, key: str, text: str, known: Mapping[str, Spec]) -> Choice:
-    """Return the protocol that this parameter of `whole` names. It has a store if that has one, and no parts itself."""
+    """Return the protocol that this parameter of `whole` names. It has no parts itself."""
     name = text.partition(":")[0]
     if name == whole.name:
         raise ConfigError(f"{whole.name}: {key} is {name}; {name} can't contain itself")
-    fit = {spec.name: spec for spec in known.values() if spec.state == whole.state and not spec.parts}
+    fit = {spec.name: spec for spec in known.values() if not spec.parts}
     if name in known and name not in fit:
         raise ConfigError(f"{whole.name}: {key} is {name}; it must be one of {', '.join(fit)}")
     try:

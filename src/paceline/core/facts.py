@@ -31,6 +31,10 @@ class TrainingBegan:
     """How much of `work` earlier segments have done."""
     memory: Any = None
     """What the machine of the segment before has kept by `Spec.memory`, as plain data; else None."""
+    part: int | None = None
+    """In a segment after the first: the number of the protocol's part that had decided until then."""
+    groups: int = 0
+    """Groups that other parts of a protocol have ordered: the next one's number, which is unique in the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,8 @@ class Part:
     optimizer: Steps
     """As in its `Spec`."""
     machine: Machine
+    state: State = "store"
+    """As in its `Spec`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,9 +162,10 @@ class AdjustTraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchProtocol:
-    """Let that protocol decide from now on. Parameters and processes stay as they are.
+    """Let that protocol decide from now on. Processes stay as they are, and so do parameters in a store.
 
-    The optimizer's state goes to where that protocol steps it. Later orders wait for that.
+    Replicas begin with a new version, and end as one: their mean. The optimizer's state goes to where that protocol
+    steps it. Later orders wait for all that.
     """
 
     to: str
@@ -175,6 +176,8 @@ class SwitchProtocol:
     """The workers that take part, as in `TrainingBegan`."""
     since: float
     """`at` of the fact after which the previous protocol began no step."""
+    version: int | None = None
+    """The version that this makes, if either protocol has replicas. Else it makes none."""
     why: Why = field(default=UNSAID, compare=False)
 
 

@@ -35,7 +35,7 @@ def hosts_with_shards(
         later: Whether hosts may come while others train.
     """
     check_shards_on(said, len(hosts), choice, later=later)
-    if choice.spec.state == "replicas":
+    if choice.has_replicas:
         return []
     said = usual(said, restart=restart, later=later)
     if said == ALL:
@@ -57,7 +57,7 @@ def why_idle(host: str, said: str | None, choice: Choice, *, restart: bool, late
     For the others see `hosts_with_shards`.
     """
     said = usual(said, restart=restart, later=later)
-    if choice.spec.state == "store" and (said == ALL or (said != HEAD and host in said.split(","))):
+    if not choice.has_replicas and (said == ALL or (said != HEAD and host in said.split(","))):
         return ""
     if choice.spec.groups:
         return f"host {host} has no workers, and {choice.spec.name} has no store: give it workers, or leave it out"
@@ -82,7 +82,7 @@ def check_shards_on(said: str | None, hosts: int, choice: Choice, *, later: bool
     flag = f"--shards-on is {cut(said, LONGEST)}"
     if hosts == 1:
         raise ConfigError(f"{flag}, and the run has one host, whose store is whole: leave it out")
-    if choice.spec.state == "replicas":
+    if choice.has_replicas:
         raise ConfigError(f"{flag}, and {choice.spec.name} has no store: leave it out, or name a protocol with a store")
     if said == HEAD:
         return

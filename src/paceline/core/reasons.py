@@ -19,6 +19,10 @@ Why = tuple[str | int | float | tuple[int, ...], ...]
 NAMED_AT_MOST = 4  # workers that a reason names; naming all would cost O(n) for each fact
 
 
+OF_REPLICAS = "replica-"
+"""What the codes of a part with replicas begin with, since parts with a store have some of the same codes."""
+
+
 def awaited_of(workers: Collection[int]) -> tuple[int, ...] | int:
     """Return awaited workers as an argument of a reason: all of them, or how many there are if they are many."""
     return len(workers) if len(workers) > NAMED_AT_MOST else tuple(workers)

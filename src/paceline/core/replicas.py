@@ -128,21 +128,44 @@ class Replicas:
             case _:
                 raise ProtocolViolation(fact, "it does not happen where every worker owns a replica")
 
+    def note(self, order: Release | StepReplica | Reduce | CopyReplica) -> None:
+        """Note that this is ordered."""
+        match order:
+            case Release():
+                seat = self.seats[order.worker]
+                if seat.version < 0:  # a joiner that begins alone: `begin_alone` has said so
+                    seat.version = order.version
+                    self.waiting.pop(order.worker, None)
+                seat.step, seat.computed_on, seat.phase = order.step, seat.version, "computing"
+            case StepReplica():
+                seat = self.seats[order.worker]
+                seat.version, seat.phase = order.version, "applied"
+                if order.group is None:
+                    seat.alone.append(order.step)
+            case Reduce():
+                self.made = order.group + 1
+                self.groups[order.group] = order
+                for worker in order.members:
+                    self.seats[worker].group = order.group
+            case CopyReplica():
+                seat, source = self.seats[order.worker], self.seats[order.source]
+                self.copies[order.worker] = (order.source, max(source.alone, default=-1), seat.version)
+                seat.version, seat.phase = source.version, "copying"
+                self.waiting.pop(order.worker, None)
+
     def release(self, worker: int, why: Why) -> Release:
         """Note and return the order that starts the worker's next step on its present replica."""
         seat = self.seats[worker]
-        seat.step += 1
-        seat.computed_on, seat.phase = seat.version, "computing"
-        return Release(worker=worker, step=seat.step, version=seat.version, parameters="own", why=why)
+        order = Release(worker=worker, step=seat.step + 1, version=seat.version, parameters="own", why=why)
+        self.note(order)
+        return order
 
     def apply(self, worker: int, why: Why, group: int | None = None) -> StepReplica:
         """Note and return the order that steps a replica with its worker's ready gradient, or with a group's mean."""
         seat = self.seats[worker]
-        seat.version += 1
-        seat.phase = "applied"
-        if group is None:
-            seat.alone.append(seat.step)
-        return StepReplica(worker=worker, step=seat.step, version=seat.version, group=group, why=why)
+        order = StepReplica(worker=worker, step=seat.step, version=seat.version + 1, group=group, why=why)
+        self.note(order)
+        return order
 
     def reduce(
         self,
@@ -151,17 +174,14 @@ class Replicas:
         contributions: tuple[tuple[int, int, float], ...] | None = None,
     ) -> Reduce:
         """Note and return the order that averages these replicas, or these gradients. `members` ascend."""
-        group, self.made = self.made, self.made + 1
         order = Reduce(
-            group=group,
+            group=self.made,
             members=members,
             what="parameters" if contributions is None else "gradients",
             contributions=contributions or (),
             why=why,
         )
-        self.groups[group] = order
-        for worker in members:
-            self.seats[worker].group = group
+        self.note(order)
         return order
 
     def catch_up(self, worker: int) -> None:
@@ -189,14 +209,11 @@ class Replicas:
         if not self.waiting or (source := self._source()) is None:
             return ()
         orders = []
-        last = max(self.seats[source].alone, default=-1)
-        for worker in self.waiting:
-            seat = self.seats[worker]
-            code = "joined" if seat.version < 0 else "behind"
-            self.copies[worker] = (source, last, seat.version)
-            seat.version, seat.phase = self.seats[source].version, "copying"
-            orders.append(CopyReplica(source=source, worker=worker, why=(code, worker, source)))
-        self.waiting = {}
+        for worker in list(self.waiting):
+            code = "joined" if self.seats[worker].version < 0 else "behind"
+            order = CopyReplica(source=source, worker=worker, why=(code, worker, source))
+            self.note(order)
+            orders.append(order)
         return tuple(orders)
 
     def begin_alone(self) -> int | None:
@@ -234,7 +251,7 @@ class Replicas:
     def _begin(self, fact: TrainingBegan) -> None:
         check_beginning(fact, self.began)
         self.began = True
-        self.made = 0 if fact.memory is None else fact.memory["groups"]
+        self.made = fact.groups if fact.memory is None else fact.memory["groups"]
         for worker, host, step in fact.members:
             self.seats[worker] = ReplicaProgress(step=step - 1)
             self.hosts[worker] = host

@@ -164,6 +164,25 @@ class Roster:
                 seat.pulling, seat.ahead = None, False
         return seat
 
+    def note(self, order: Release | StartPush | StartPull) -> None:
+        """Note that this is ordered."""
+        seat = self.seats[order.worker]
+        match order:
+            case Release():
+                if seat.phase == "pushing":
+                    seat.pushing = seat.step
+                seat.step, seat.last = order.step, order.last
+                seat.version, seat.phase, seat.weight = order.version, "computing", None
+                if order.parameters == "pull":
+                    seat.pulling, seat.ahead = order.version, False
+            case StartPush():
+                if seat.phase == "ready" and order.step == seat.step:
+                    seat.phase = "pushing"
+                else:  # beside the next step's computation, or it has declined the next one
+                    seat.pushing = order.step
+            case StartPull():
+                seat.pulling, seat.ahead = order.version, True
+
     def release(
         self,
         worker: int,
@@ -173,32 +192,25 @@ class Roster:
         steps: int = 1,
     ) -> Release:
         """Note and return the order that starts the worker's next steps. Its last push may still be on its way."""
-        seat = self.seats[worker]
-        if seat.phase == "pushing":
-            seat.pushing = seat.step
-        seat.step += 1
-        seat.last = seat.step + steps - 1
-        seat.version, seat.phase, seat.weight = version, "computing", None
-        if parameters == "pull":
-            seat.pulling, seat.ahead = version, False
-        return Release(worker=worker, step=seat.step, version=version, parameters=parameters, steps=steps, why=why)
+        step = self.seats[worker].step + 1
+        order = Release(worker=worker, step=step, version=version, parameters=parameters, steps=steps, why=why)
+        self.note(order)
+        return order
 
     def push(self, worker: int, why: Why = ANY_TIME, scale: float = 1.0) -> StartPush:
         """Note and return the order that transfers the worker's ready gradient, or the update of its own steps."""
         seat = self.seats[worker]
         step = seat.unpushed
         assert step is not None
-        if seat.phase == "ready":
-            seat.phase = "pushing"
-        else:  # it has declined the next one
-            seat.pushing = step
-        return StartPush(worker=worker, step=step, since=seat.first_of(step), scale=scale, why=why)
+        order = StartPush(worker=worker, step=step, since=seat.first_of(step), scale=scale, why=why)
+        self.note(order)
+        return order
 
     def pull(self, worker: int, version: int, why: Why) -> StartPull:
         """Note and return the order that transfers a version to the worker without starting a step."""
-        seat = self.seats[worker]
-        seat.pulling, seat.ahead = version, True
-        return StartPull(worker=worker, version=version, why=why)
+        order = StartPull(worker=worker, version=version, why=why)
+        self.note(order)
+        return order
 
     @staticmethod
     def half_pushed(fact: WorkerLeft, seat: WorkerProgress) -> tuple[DropUpdate, ...]:

@@ -25,6 +25,9 @@ Ours:
 - While a phase ends, a worker with nothing under way leaves its machine, so the phase's rounds shrink instead of
   waiting. A worker that joins then waits for the next phase. A worker that has run out of data is no member of it.
 - A phase ends with a version. So no worker is in the middle of a round of own steps then.
+- Where one of the two protocols has replicas, the switch makes a version: the mean of all replicas, or the store's as
+  it is. The next part begins with that.
+- A step of a replica counts as done when it is ordered, also if the replica is lost later.
 - `rescale=linear`: as a phase begins in which a version is the mean of a gradient from each worker, learning rates are
   multiplied by the number of workers. Then, before a version, they are multiplied by the number of workers whose
   gradients are in it. A newcomer has the script's own rates.
@@ -60,6 +63,7 @@ from paceline.core.facts import (
     ParametersTaken,
     ReduceFailed,
     ReduceFinished,
+    ReplicaCopied,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
@@ -72,16 +76,20 @@ from paceline.core.machine import Part, Spec
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
+    CopyReplica,
     DropUpdate,
     Hold,
     LeaveOut,
     Order,
+    Reduce,
     Release,
     StartPull,
     StartPush,
+    StepReplica,
     SwitchProtocol,
 )
-from paceline.core.reasons import NAMED_AT_MOST, Why
+from paceline.core.reasons import NAMED_AT_MOST, OF_REPLICAS, Why
+from paceline.core.replicas import ReplicaProgress, Replicas
 from paceline.core.roster import Roster, WorkerProgress
 from paceline.errors import ProtocolViolation
 
@@ -95,8 +103,8 @@ RAMPS = 4
 class Config:
     """Both protocols, when they change, and what is done about workers that are slow for a time."""
 
-    first: str = parameter("bsp", "the protocol of the first part of the work, of those with a store")
-    then: str = parameter("asp", "the protocol of the rest, likewise")
+    first: str = parameter("bsp", "the protocol of the first part of the work")
+    then: str = parameter("asp", "the protocol of the rest")
     switch_at: float = parameter(0.0625, "the share of the run's work after which `then` takes over", least=0, most=1)
     count: Literal["samples", "rounds"] = parameter(
         "samples",
@@ -199,8 +207,13 @@ class Machine:
     active: Which = "first"
     """The part whose machine decides. The other part's machine is fresh."""
     version: int = 0
+    """The store's. Where workers own replicas it counts their steps, so it is above all means that are recorded."""
     work: int | None = None
     """The run's work, as in `TrainingBegan`."""
+    seed: int = 0
+    """As in `TrainingBegan`."""
+    groups: int = 0
+    """How many groups the parts before have ordered."""
     goal: int | None = None
     """How much of the work `first` is to do; None: as long as there is any."""
     done: int = 0
@@ -209,7 +222,12 @@ class Machine:
     """How many workers the run began with."""
     ramped: int | None = None
     """How much work is done since the latest switch to `then`; None without one."""
-    roster: Roster = field(default_factory=Roster)
+    roster: Roster | Replicas = field(default_factory=Roster)
+    """Of all live workers, as the active part's machine keeps its members."""
+    late: dict[int, int] = field(default_factory=dict)
+    """By worker to which a version may still be on its way from a store, while workers own replicas: that version."""
+    gathered: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    """By group that averages gradients, until replicas are stepped with the mean: (worker, step) of each of these."""
     hosts: dict[int, str] = field(default_factory=dict)
     """Of every live worker."""
     members: dict[int, None] = field(default_factory=dict)
@@ -251,6 +269,8 @@ class Machine:
         """See the contract, `core.machine.Machine`."""
         if isinstance(fact, TrainingBegan):
             self._expect_work(fact)
+        if self._is_late(fact):
+            return ()
         seat = self.roster.observe(fact)
         turn = _Turn(fact.at)
         if isinstance(fact, TrainingBegan):
@@ -287,7 +307,16 @@ class Machine:
     def is_idle(self, worker: int) -> bool:
         """Whether the worker has nothing under way: no step, no gradient, no transfer."""
         seat = self.roster.seats[worker]
+        if isinstance(seat, ReplicaProgress):
+            return seat.phase in ("parked", "applied") and seat.group is None
         return seat.phase in ("parked", "arrived") and not seat.in_transit
+
+    def _is_late(self, fact: Fact) -> bool:
+        """Whether this tells the end of a pull that a part with a store had ordered, and nobody waits for."""
+        if not isinstance(fact, ParametersTaken) or self.late.get(fact.worker) != fact.version:
+            return False
+        del self.late[fact.worker]
+        return True
 
     def _part(self, which: Which) -> Part:
         return self.first if which == "first" else self.then
@@ -305,7 +334,7 @@ class Machine:
     # --- facts --------------------------------------------------------------------------------------
 
     def _begin(self, fact: TrainingBegan, turn: _Turn) -> None:
-        self.version, self.work, self.company = fact.version, fact.work, len(fact.members)
+        self.version, self.work, self.company, self.seed = fact.version, fact.work, len(fact.members), fact.seed
         self.hosts = {worker: host for worker, host, _ in fact.members}
         if self.config.switch_at < 1:  # of the share as it is typed: 0.1 of 30 is 3, without a rounding error
             self.goal = math.ceil(Decimal(repr(self.config.switch_at)) * (fact.work or 0))
@@ -315,8 +344,11 @@ class Machine:
         if which != usual:
             self.ramped = self.ramped or 0
         if which != usual or which != before:
-            turn.orders.append(self._switch_to(which, fact.members, since=fact.at, why=("resumed",)))
-        self._enter(which, replace(fact, memory=None), turn)
+            why: Why = ("resumed",)
+            turn.orders.append(self._switch_to(which, before, fact.members, fact.at, why, makes=which != before))
+        self._take_over(which)
+        began = replace(fact, memory=None, version=self.version, groups=self.groups)
+        self._enter(which, began, turn)
 
     def _resume(self, fact: TrainingBegan) -> Which:
         """Take up what earlier segments of the run have done. Return the part that is to decide."""
@@ -325,14 +357,20 @@ class Machine:
         if memory is None:
             return "first" if self.planned else "then"
         self.company, self.ramped = memory["company"], memory["ramped"]
+        self.version, self.groups = memory.get("version", self.version), memory.get("groups", 0)
         if self.goal is not None and not memory["planned"]:
             self.goal = min(self.goal, self.done)
         return "then" if memory["active"] == "first" and not self.planned else memory["active"]
 
-    def _note(self, fact: Fact, seat: WorkerProgress | None, turn: _Turn) -> bool:
+    def _note(self, fact: Fact, seat: WorkerProgress | ReplicaProgress | None, turn: _Turn) -> bool:
         """Return whether the active machine is to hear of this fact."""
+        if isinstance(fact, ReduceFinished | ReduceFailed):
+            turn.touched.extend(self.members)
+            if isinstance(fact, ReduceFailed):
+                self.gathered.pop(fact.group, None)
+            return True
         assert seat is not None
-        assert not isinstance(fact, TrainingBegan | ReduceFinished | ReduceFailed)
+        assert not isinstance(fact, TrainingBegan)
         worker = fact.worker
         match fact:
             case WorkerJoined(host=host):
@@ -342,7 +380,12 @@ class Machine:
                     return False
                 self.members[worker] = None
             case WorkerLeft():
-                return self._leave(worker)
+                if self._leave(worker):
+                    return True
+                if isinstance(seat, ReplicaProgress):  # nobody else knows what is lost with its replica
+                    self._carry(Replicas.lost_with(fact, seat), turn)
+                    self._void_copies(turn)
+                return False
             case GradientReady(step=step, samples=samples, at=at):
                 self.unsettled.setdefault(worker, {})[step] = samples
                 if worker in self.began:
@@ -366,7 +409,7 @@ class Machine:
                 turn.touched.append(worker)
                 if worker in self.began and seat.phase == "computing" and seat.version == version:
                     self.began[worker] = at
-            case UpdateArrived():
+            case UpdateArrived() | ReplicaCopied():
                 turn.touched.append(worker)
             case _:  # the roster has refused it
                 raise AssertionError(fact)
@@ -380,10 +423,31 @@ class Machine:
         self.hosts.pop(worker)
         self.scales.pop(worker, None)
         self.stages.pop(worker, None)
-        for company in (self.members, self.declined, self.resumed, self.parked):
+        for company in (self.members, self.declined, self.resumed, self.parked, self.late):
             company.pop(worker, None)
         self._forget(worker)
         return inside
+
+    def _void_copies(self, turn: _Turn) -> None:
+        """A worker that has died was out: copies of its replica that were on their way never come. Order others."""
+        for worker, there in list(_seats(self).items()):
+            seat = self.roster.seats[worker]
+            if there.phase != "copying" or seat.phase == "copying":
+                continue
+            turn.touched.append(worker)
+            if self.draining is None:
+                self._tell(WorkerLeft(worker=worker, reason="drained", at=turn.at), turn)
+                self._rejoin(worker, turn)
+
+    def _rejoin(self, worker: int, turn: _Turn) -> None:
+        """The active machine takes in this worker, which is here, as any that joins."""
+        seat = self.roster.seats[worker]
+        seat.version = -1
+        if isinstance(self.roster, Replicas):
+            self.roster.waiting[worker] = None
+        else:
+            self.roster.seats[worker].last = -1
+        self._tell(WorkerJoined(worker=worker, host=self.hosts[worker], step=seat.step + 1, at=turn.at), turn)
 
     def _forget(self, worker: int) -> None:
         """Forget what was known of the worker's pace."""
@@ -398,36 +462,49 @@ class Machine:
 
     def _carry(self, orders: tuple[Order, ...], turn: _Turn) -> None:
         """Note these orders and pass them on, except releases of workers that begin nothing more in this phase."""
+        if self.part.state == "replicas":
+            orders = tuple(replace(one, why=(f"{OF_REPLICAS}{one.why[0]}", *one.why[1:])) for one in orders)
         for order in orders:
             match order:
                 case Release(worker=worker):
                     if self.draining is not None or worker in self.leaving:
                         turn.touched.append(worker)
                         continue
-                    self.roster.release(worker, order.version, order.why, order.parameters, order.steps)
                     if self.watching:
                         self.began[worker] = turn.at
-                case StartPush(worker=worker):
-                    seat = self.roster.seats[worker]
-                    if order.since is not None:
-                        self.since[worker, order.step] = order.since
-                    if order.step == seat.step:
-                        self.roster.push(worker)
-                    else:  # beside the next step's computation
-                        seat.pushing = order.step
-                case StartPull(worker=worker):
-                    self.roster.pull(worker, order.version, order.why)
-                case DropUpdate(worker=worker):
-                    self._settle(worker, order.step, turn, order.since)
-                    dropped = self.roster.seats.get(worker)
-                    if dropped is not None and dropped.phase == "ready" and dropped.step == order.step:
-                        dropped.phase = "parked"  # nothing of it is left
-                case ApplyUpdate():
-                    self._scale([worker for worker, _, _ in order.contributions], turn)
+                case StartPush(worker=worker, step=step, since=int() as first):
+                    self.since[worker, step] = first
+                case DropUpdate():
+                    self._drop(order, turn)
+                case Reduce(group=group, contributions=contributions) if contributions:
+                    self.gathered[group] = tuple((worker, step) for worker, step, _ in contributions)
+                case ApplyUpdate(version=version, contributions=contributions):
+                    self._scale([worker for worker, _, _ in contributions], turn)
                     turn.orders.append(order)
-                    self._applied(order, turn)
+                    self.version = version
+                    self._applied([(worker, step) for worker, step, _ in contributions], turn)
                     continue
+                case StepReplica(worker=worker, step=step, group=group):
+                    steps = [(worker, step)] if group is None else list(self.gathered.pop(group, ()))
+                    if steps:
+                        self._scale([worker for worker, _ in steps], turn)
+                    turn.touched.append(worker)
+            if isinstance(order, Release | StartPush | StartPull | StepReplica | Reduce | CopyReplica):
+                self.roster.note(order)  # type: ignore[arg-type]  # the active part orders what its roster knows
             turn.orders.append(order)
+            if isinstance(order, StepReplica):
+                self.version += 1
+                if steps:
+                    self._applied(steps, turn)
+
+    def _drop(self, order: DropUpdate, turn: _Turn) -> None:
+        """That update is dropped. A step of a lost replica has counted by now."""
+        worker, step = order.worker, order.step
+        if step in self.unsettled.get(worker, ()):
+            self._settle(worker, step, turn, order.since)
+        dropped = self.roster.seats.get(worker)
+        if dropped is not None and dropped.phase == "ready" and dropped.step == step:
+            dropped.phase = "parked"  # nothing of it is left
 
     def _settle(self, worker: int, step: int, turn: _Turn, since: int | None = None) -> int:
         """That update is applied or dropped. Return how much work was in it. `since`: see `DropUpdate`."""
@@ -438,25 +515,24 @@ class Machine:
             del self.unsettled[worker]
         return work
 
-    def _applied(self, order: ApplyUpdate, turn: _Turn) -> None:
-        self.version = order.version
-        work = sum(self._settle(worker, step, turn) for worker, step, _ in order.contributions)
+    def _applied(self, updates: list[tuple[int, int]], turn: _Turn) -> None:
+        """These (worker, step) are in a version, or in replicas."""
+        work = sum(self._settle(worker, step, turn) for worker, step in updates)
         if self.goal is not None and self.planned and self.active == "first":
             rounds = self.config.count == "rounds" and self.part.rounds
-            self.done += self._as_of_all(work, order) if rounds else work
+            self.done += self._as_of_all(work, len({worker for worker, _ in updates})) if rounds else work
             if not self.planned and self.draining is None:
                 code = "planned-rounds" if rounds else "planned"
                 self._drain("then", (code, self.done, self.goal), turn)
         if self.ramped is not None:
             self.ramped += work
         if self.watching and self.draining is None:
-            self.unlooked += len(order.contributions)
+            self.unlooked += len(updates)
             if self.unlooked >= len(self.members):
                 self._look(turn)
 
-    def _as_of_all(self, work: int, order: ApplyUpdate) -> int:
-        """The work that this round would have done with all workers of the beginning, rounded up."""
-        present = len({worker for worker, _, _ in order.contributions})
+    def _as_of_all(self, work: int, present: int) -> int:
+        """The work that this round of so many workers would have done with all of the beginning, rounded up."""
         return -(-work * self.company // present)
 
     def _scale(self, workers: Iterable[int], turn: _Turn) -> None:
@@ -541,7 +617,7 @@ class Machine:
             return
         if self.draining is None:  # else they would wait for ever
             self._drain("first" if self.goal is None else "then", ("deserted",), turn)
-        if not self.unsettled:
+        if not self.unsettled and not (isinstance(self.roster, Replicas) and self.roster.groups):
             self._switch(turn)
 
     def _take_in(self, worker: int, turn: _Turn) -> None:
@@ -549,9 +625,7 @@ class Machine:
         del self.resumed[worker]
         if self.draining is None:
             self.members[worker] = None
-            seat = self.roster.seats[worker]
-            seat.version = seat.last = -1  # as of any worker that joins
-            self._tell(WorkerJoined(worker=worker, host=self.hosts[worker], step=seat.step + 1, at=turn.at), turn)
+            self._rejoin(worker, turn)
             return
         self._park(worker, turn)
         if worker in self.declined:
@@ -574,19 +648,52 @@ class Machine:
         assert self.draining is not None
         seats = self.roster.seats
         members = tuple((worker, self.hosts[worker], seats[worker].step + 1) for worker in sorted(self.parked))
-        turn.orders.append(self._switch_to(self.to, members, since=self.draining, why=self.cause))
+        turn.orders.append(self._switch_to(self.to, self.active, members, self.draining, self.cause))
         self.part.machine = _fresh(self.part.machine)
         self.draining, self.cause = None, ()
         self.unlooked = 0
         self.ramped = 0 if self.to == "then" else None
-        began = TrainingBegan(members=members, version=self.version, at=turn.at, work=self.work)
+        self._take_over(self.to)
+        began = TrainingBegan(
+            members=members, version=self.version, at=turn.at, work=self.work, seed=self.seed, groups=self.groups
+        )
         self._enter(self.to, began, turn)
 
     def _switch_to(
-        self, which: Which, members: tuple[tuple[int, str, int], ...], since: float, why: Why
+        self,
+        which: Which,
+        before: Which,
+        members: tuple[tuple[int, str, int], ...],
+        since: float,
+        why: Why,
+        makes: bool = True,
     ) -> SwitchProtocol:
-        part = self._part(which)
-        return SwitchProtocol(to=part.name, parameters=part.parameters, members=members, since=since, why=why)
+        """Return the order, and note the version that it makes, if `makes` says that it may: see there."""
+        part, version = self._part(which), None
+        if makes and "replicas" in (part.state, self._part(before).state):
+            self.version = version = self.version + 1
+        return SwitchProtocol(
+            to=part.name, parameters=part.parameters, members=members, since=since, version=version, why=why
+        )
+
+    def _take_over(self, which: Which) -> None:
+        """From now on keep of all live workers what that part's machine keeps. All begin anew, or have declined."""
+        before, self.gathered = self.roster, {}
+        if isinstance(before, Replicas):
+            self.groups = before.made
+        else:
+            self.late = {worker: seat.pulling for worker, seat in before.seats.items() if seat.pulling is not None}
+        if self._part(which).state == "replicas":
+            self.roster = Replicas(hosts=dict(self.hosts), made=self.groups, began=True, used=before.used)
+            for worker, seat in before.seats.items():
+                phase: Literal["parked", "declined"] = "declined" if seat.phase == "declined" else "parked"
+                self.roster.seats[worker] = ReplicaProgress(step=seat.step, phase=phase)
+        elif isinstance(before, Replicas):
+            self.roster = Roster(used=before.used, began=True)
+            for worker, seat in before.seats.items():
+                phase = "declined" if seat.phase == "declined" else "parked"
+                pulling = self.late.pop(worker, None)
+                self.roster.seats[worker] = WorkerProgress(step=seat.step, phase=phase, pulling=pulling)
 
     def _enter(self, which: Which, began: TrainingBegan, turn: _Turn) -> None:
         self.active = which
@@ -625,6 +732,8 @@ def memory(machine: Machine) -> dict[str, Any]:
         "done": machine.done,
         "planned": machine.planned,
         "ramped": machine.ramped if not ends else 0 if machine.to == "then" else None,
+        "version": machine.version,
+        "groups": machine.roster.made if isinstance(machine.roster, Replicas) else machine.groups,
     }
 
 
@@ -647,17 +756,23 @@ def _agrees(machine: Machine) -> bool:
 
     It may know more of a pull: a gradient on its version shows that the pull has ended, though no fact told it.
     """
-    inner: Any = machine.part.machine
-    return machine.draining is not None or all(
-        inner.roster.seats[worker] in (seat := machine.roster.seats[worker], replace(seat, pulling=None))
-        for worker in (*machine.members, *machine.declined)
-        if worker not in machine.leaving
-    )
+    if machine.draining is not None:
+        return True
+    there, seats = _seats(machine), machine.roster.seats
+    members = [worker for worker in (*machine.members, *machine.declined) if worker not in machine.leaving]
+    if isinstance(machine.roster, Replicas):
+        return all(there[worker] == seats[worker] for worker in members)
+    return all(there[one] in (seat := machine.roster.seats[one], replace(seat, pulling=None)) for one in members)
 
 
 def _is_in_no_machine(machine: Machine) -> bool:
+    return sorted(_seats(machine)) == sorted((*machine.members, *machine.declined))
+
+
+def _seats(machine: Machine) -> dict[int, Any]:
+    """What the active part's machine keeps of its members."""
     inner: Any = machine.part.machine
-    return sorted(inner.roster.seats) == sorted((*machine.members, *machine.declined))
+    return inner.replicas.seats if machine.part.state == "replicas" else inner.roster.seats  # type: ignore[no-any-return]
 
 
 SPEC = Spec(

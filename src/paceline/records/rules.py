@@ -103,6 +103,8 @@ class Rules:
     pulls: int = 0
     changes: int = 0
     """Versions of replicas."""
+    stepped: int = 0
+    """Steps that replicas were ordered since the last version."""
     first: int | None = None
     """The store's version at the beginning."""
     orders: int = 0
@@ -199,7 +201,7 @@ class Rules:
 
     def _go_on(self, fact: TrainingBegan) -> None:
         """Undo what was outstanding, as the run was resumed. Numbers go on from the snapshot."""
-        self.spec = self.choice.part(self.choice.begins).spec
+        self.spec = self.choice.part(self.choice.begins if fact.part is None else fact.part).spec
         if self.spec.state == "store" and fact.version != self.version:
             raise Violation(GOES_ON, f"version {self.version}", f"version {fact.version}")
         for worker, _, step in fact.members:
@@ -233,11 +235,12 @@ class Rules:
                     self._apply(worker, step, self.arrived)
                     for one in self.outcomes.several.get((worker, step), range(0))[:-1]:
                         self._apply(worker, one, self.outcomes.ready)
-                self.version, self.versions = version, self.versions + 1
+                self.version, self.versions, self.stepped = version, self.versions + 1, 0
             case StartPush(since=int()):
                 self._joins(order)
             case StepReplica(worker=worker, step=step, version=version, group=group):
                 self._changes(worker, version)
+                self.stepped += 1
                 self.stepping.setdefault(worker, {})[step] = self.orders
                 if group is None:
                     if (worker, step) in self.outcomes.undone:
@@ -257,9 +260,22 @@ class Rules:
                 self.dealt_anew = True
             case SwitchProtocol():
                 self.dealt_anew, self.spec = True, self.choice.part(self.choice.part_of(order)).spec
+                if order.version is not None:
+                    self._switch(order, order.version)
             case _:
                 pass
         return self.outcomes.order(order)
+
+    def _switch(self, order: SwitchProtocol, version: int) -> None:
+        """A switch makes that version, of the store's or of all replicas. It is above all means since the last one."""
+        expected = None if self.version is None else self.version + self.stepped + 1
+        if expected is not None and version != expected:
+            raise Violation(VERSIONS, f"version {expected}", f"version {version}")
+        self.version, self.stepped = version, 0
+        self.copies.clear()
+        self.replicas = dict.fromkeys(self.replicas)
+        if self.spec.state == "replicas":
+            self.replicas |= {worker: 0 for worker, _, _ in order.members}
 
     def counts(self, worker: int, step: int) -> bool:
         """Whether that update is applied, and in a version: of a step that was not made, the samples are missed."""

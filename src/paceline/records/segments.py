@@ -25,11 +25,13 @@ MOVES = "moves"
 LACKING = "lacking"
 """The note of the workers whose replicas the last mean lacks. Their processes or hosts ended in a step, and the run
 ended before the machine was told."""
+AVERAGED = "averaged"
+"""The note of the workers whose replicas became the version of a switch, for each such switch."""
 ON_DEVICES = "on_devices"
 """The note of the devices that workers computed on: by worker the GPU's name, or an empty string."""
 OF_ONE = (
     *("beginning", "end", "deaths", "absent", "admitted", "gave", "handed"),
-    *(PLACEMENT, MOVES, LACKING, ON_DEVICES),
+    *(PLACEMENT, MOVES, LACKING, AVERAGED, ON_DEVICES),
 )
 """Keys of the table `run` about the newest segment alone. Those of earlier ones are in the table `segments`."""
 ASKED = (

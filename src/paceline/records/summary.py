@@ -264,7 +264,7 @@ class Tally:
             "steps": steps,
             "samples": samples,
             "samples_missed": self._if_counted(samples_missed),
-            "versions": len(self.recorded_versions) if protocol.spec.state == "replicas" else model.versions,
+            "versions": model.versions if protocol.has_store else len(self.recorded_versions),
             "steps_per_second": steps / wall if wall else 0.0,
             "samples_per_second": None if samples is None else samples / wall if wall else 0.0,
             "per_worker": [self._row(worker, ended, copied) for worker in sorted(model.hosts)],

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, TrainingBegan
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StartPush, StepReplica, steps_of
+from paceline.core.orders import (
+    ApplyUpdate,
+    DropUpdate,
+    Order,
+    Reduce,
+    StartPush,
+    StepReplica,
+    SwitchProtocol,
+    steps_of,
+)
 from paceline.core.reasons import Why
 
 
@@ -115,6 +124,10 @@ class UpdateOutcomes:
         if isinstance(order, DropUpdate):
             self.several.pop((order.worker, order.step), None)
             return [self._dropped(order, step) for step in steps_of(order)]
+        if isinstance(order, SwitchProtocol):
+            if order.version is not None:  # which has all replicas
+                self.alone.clear()
+            return ()
         if isinstance(order, Reduce):
             if order.what == "gradients":
                 self.gathered[order.group] = order.contributions

@@ -208,7 +208,7 @@ class CalibratedRun:
             if (event.at or 0.0) < limit.seconds and (event.at_step or 0) < steps
         )
         moved: Literal["worker", "replica"] | None = None
-        if choice.spec.state == "replicas":
+        if not choice.has_store:
             moved = "replica"
         elif choice.spec.local_steps and self.choice.spec.optimizer == "store":
             moved = "worker"
@@ -236,10 +236,10 @@ class CalibratedRun:
             goes = "it goes" if len(self.died) == 1 else "they go"
             lines.append(f"{workers_named(self.died)} died in that run: here {goes} on to the end")
         averaged, committed = costs.averages.given, costs.commits.given
-        if choice.spec.state == "store" and not committed:
+        if choice.has_store and not committed:
             like = "what an average took" if averaged else "no time"
             lines.append(f"no store made versions in that run: one of {name} is taken to take {like}")
-        if choice.spec.state == "replicas" and not averaged:
+        if choice.has_replicas and not averaged:
             like = f"an average of {name} is taken to take no time"
             if committed:
                 like = f"a replica's step of {name} and its average are taken to take what a version took"

@@ -97,7 +97,7 @@ class Simulation:
         scenario, limit = self.scenario.checked_for(self.workers), self.limit
         check_fit(self.choice, scenario.hosts(self.workers))
         name = self.choice.spec.name
-        if scenario.links_hosts and self.choice.spec.state == "replicas":
+        if scenario.links_hosts and self.choice.has_replicas:
             raise ConfigError(
                 f"{scenario.name}: {name} has no store, and bandwidth and latency in [[host]] are of links that a "
                 "store's versions and updates go over; leave them out, and set network.between_nodes"
@@ -121,14 +121,14 @@ class Simulation:
             raise ConfigError(
                 f"{name} switches at a share of the work, so it needs to know how much there is: --steps N"
             )
-        if limit.versions < math.inf and self.choice.spec.state == "replicas":
+        if limit.versions < math.inf and not self.choice.has_store:
             raise ConfigError(f"{name} has no store that makes versions: give --steps or --seconds")
         if self.costs is None:  # `CalibratedRun.remarks` tells what a prediction from a run takes for granted
             scenario.checked_to_count().checked_to_happen(limit.seconds, steps).checked_to_die_once()
 
     def remarks(self) -> list[str]:
         """Return what the simulation assumes, a sentence each."""
-        if self.costs is not None or self.choice.spec.state == "store":
+        if self.costs is not None or not self.choice.has_replicas:
             return []
         line = assumed(self.scenario, self.choice.spec.name)
         return [] if line is None else [line]

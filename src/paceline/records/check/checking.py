@@ -22,7 +22,7 @@ class Checking:
         self.counts: dict[str, int] = {}
         self.rules = Rules(run.choice)
         self.tally = Tally()
-        self.made = VersionsMade()
+        self.made = VersionsMade(run.choice)
         """The versions that can have been recorded, and of how many samples."""
         self.segment = run.segments[0]
         """The segment of the present fact."""
@@ -55,8 +55,8 @@ class Checking:
 
     @property
     def has_store(self) -> bool:
-        """Whether a store makes versions. Else every worker owns a replica."""
-        return self.run.choice.spec.state == "store"
+        """Whether a store makes all versions. Else workers own replicas, at least for a time."""
+        return not self.run.choice.has_replicas
 
     @property
     def until(self) -> int | None:

@@ -10,7 +10,7 @@ from paceline.core.phrases import workers_named
 from paceline.files import read_record
 from paceline.records.check.checking import Checking
 from paceline.records.ledger import made, without_comments
-from paceline.records.segments import LACKING, MOVES, ON_DEVICES, PLACEMENT
+from paceline.records.segments import AVERAGED, LACKING, MOVES, ON_DEVICES, PLACEMENT
 from paceline.records.summary import MOVED
 from paceline.records.violations import (
     GOES_ON,
@@ -28,7 +28,20 @@ from paceline.records.violations import (
 CONFIG = "config.toml"
 IN_THE_LEDGER = frozenset(
     {
-        *("absent", "admitted", "beginning", "deaths", "gave", "handed", LACKING, MOVED, MOVES, ON_DEVICES, PLACEMENT),
+        *(
+            "absent",
+            "admitted",
+            "beginning",
+            "deaths",
+            "gave",
+            "handed",
+            AVERAGED,
+            LACKING,
+            MOVED,
+            MOVES,
+            ON_DEVICES,
+            PLACEMENT,
+        ),
         *("replay_of", "simulation", "unmeasured", "until"),
     }
 )

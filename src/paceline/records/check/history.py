@@ -112,11 +112,11 @@ def _say_history(checking: Checking) -> None:
     left = rules.outcomes.ready
     open_ = f", {len(left):,} not settled by then" if left else ""
     say(f"{count(len(rules.applied), 'update')} each applied once{lost}{open_}")
-    if checking.has_store:
+    if checking.run.choice.has_store:
         weights = ", the weights of each sum to 1" if checking.run.choice.spec.pushes == "gradient" else ""
         say(f"{count(rules.versions, 'version')} without a gap{weights}")
         say(f"{count(rules.pulls, 'pull')}, none of an older version than the worker's last one")
-    else:
+    if checking.run.choice.has_replicas:
         say(f"{count(rules.changes, 'change')} of replicas, whose versions have no gap")
         say(f"{count(len(rules.numbers), 'group')}, of which no two shared a worker at the same time")
 

@@ -98,8 +98,8 @@ def _newest(checking: Checking, segment: Segment) -> None:
         found = json.loads(value) if isinstance(value, str) else value
         if found != checking.run.config.get(key):
             raise Violation(SEGMENTS, f"{key} = {checking.run.config.get(key)}, as the table run has it", found)
-    states = {one.choice.spec.state for one in checking.run.segments}
-    if len(states) > 1:
+    kinds = {(one.choice.has_store, one.choice.has_replicas) for one in checking.run.segments}
+    if len(kinds) > 1:
         raise Violation(SEGMENTS, "parameters in a store, or in replicas", "both")
 
 

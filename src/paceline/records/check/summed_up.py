@@ -57,7 +57,8 @@ def _final(checking: Checking) -> str | None:
     cut_off = not checking.has_store and not checking.completed
     if cut_off and summary.get("final_parameters_sha256") is None:
         return None  # the last mean may not have been written completely
-    (made,) = checking.run.ledger.execute("SELECT max(version) FROM checksums").fetchone()
+    query = "SELECT max(version) FROM checksums" if checking.has_store else "SELECT NULL"
+    (made,) = checking.run.ledger.execute(query).fetchone()
     return rows.get(max(rows, default=-1) if made is None else made)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from paceline.core.phrases import count
@@ -25,7 +25,7 @@ from paceline.records.violations import (
 def to_be_made(checking: Checking) -> VersionsMade:
     """Return the collector of what facts and orders say about the recorded versions."""
     recorded = dict(checking.run.ledger.execute("SELECT version, samples FROM versions"))
-    return VersionsMade(recorded=recorded, due=_due(checking))
+    return VersionsMade(checking.run.choice, recorded=recorded, due=_due(checking))
 
 
 def _due(checking: Checking) -> RecordingSchedule | None:
@@ -62,11 +62,16 @@ def versions(checking: Checking) -> None:
         recorded[version] = _Recorded(number, at, samples)
         newest = version
     checking.row = None
-    if checking.has_store:
-        _of_store(checking, recorded)
-    else:
-        _of_means(checking, recorded, counted)
-    _consensus(checking, recorded)
+    made = checking.made
+    means = {version: one for version, one in recorded.items() if made.is_mean(version)}
+    if checking.run.choice.has_store:
+        ordered = {
+            version: one for version, one in recorded.items() if version in made.versions or version not in means
+        }
+        _of_store(checking, ordered)
+    if checking.run.choice.has_replicas:
+        _of_means(checking, means, counted)
+    _consensus(checking, recorded, means)
     _evaluations(checking, list(recorded))
 
 
@@ -108,8 +113,11 @@ def _of_means(checking: Checking, recorded: Mapping[int, _Recorded], counted: bo
     """Check means: they count up by one, each is of the replicas after some step, and the last was of all samples."""
     made = checking.made
     candidates, place = [0, *made.means, made.samples], 0
-    for number, (version, (checking.row, _, samples)) in enumerate(recorded.items(), 1):
-        if version != number:
+    number, ends = 0, {end for _, end in made.spans}
+    for version, (checking.row, _, samples) in recorded.items():
+        begin = max(begin for begin, _ in made.spans if begin < version)
+        number = max(number, begin) + 1
+        if version != number and version not in ends:
             raise Violation(RECORDED, f"version {number}, as means count up by one", f"version {version}")
         if samples is None:
             continue
@@ -118,25 +126,27 @@ def _of_means(checking: Checking, recorded: Mapping[int, _Recorded], counted: bo
         if place == len(candidates):
             raise Violation(RECORDED_SAMPLES, "as many as all replicas had, after some step", samples)
     checking.row = None
-    if recorded and checking.completed and counted and (last := recorded[len(recorded)].samples) != made.samples:
-        found = f"{last} in version {len(recorded)}"
+    goes_on = bool(made.spans) and made.spans[-1][1] == math.inf
+    newest = max(recorded, default=0)
+    if goes_on and newest and checking.completed and counted and (last := recorded[newest].samples) != made.samples:
+        found = f"{last} in version {newest}"
         raise Violation(RECORDED_DUE, f"a last version of all {made.samples} samples", found)
-    if not recorded and checking.completed and checking.trained and checking.rules.reasons - {"died"}:
+    if goes_on and not recorded and checking.completed and checking.trained and checking.rules.reasons - {"died"}:
         raise Violation(RECORDED_DUE, "the mean of all replicas at the end", "no version")
     if recorded:
         checking.proved.append(f"{count(len(recorded), 'recorded mean')}, each with the samples of all replicas")
 
 
-def _consensus(checking: Checking, recorded: Mapping[int, _Recorded]) -> None:
+def _consensus(checking: Checking, recorded: Mapping[int, _Recorded], of_replicas: Collection[int]) -> None:
     """Check that every mean has the replicas' distance from it, and that a store's versions have none."""
     checking.table = "consensus"
     rows = checking.run.ledger.execute("SELECT rowid, version, at, replicas, distance FROM consensus ORDER BY rowid")
-    means = [] if checking.has_store else list(recorded)
+    means = list(of_replicas)
     seen: list[int] = []
     for checking.row, version, at, replicas, distance in rows:
         awaited = means[len(seen)] if len(seen) < len(means) else None
         # a run may have crashed between measuring a mean and noting it as recorded
-        following = not checking.has_store and version == max(means, default=0) + 1
+        following = checking.made.is_mean(version) and version > max(means, default=0)
         cut_off = awaited is None and not checking.completed and following
         if version != awaited and not cut_off:
             raise Violation(
