@@ -30,7 +30,7 @@ class Replicas:
             self.shelf, PLAN, self.memory, self.workers, seats, Mock(), self.carrier, self.said.append, name="b"
         )
         self.shelf.put(Version(0), ("beginning",), PLAN.shared)
-        self.here.begin((2, 3), Version(0))
+        self.here.begin({2: 0, 3: 0}, Version(0))
         self.shelf.release(("beginning",))
 
     def comes(self, number: int, replica: Replica) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.machine import Outer
-from paceline.core.orders import Release
+from paceline.core.orders import Release, StepReplica
 from paceline.host import messages as host_messages
-from paceline.host.events import Attached, StatesGiven
+from paceline.host.contract import SwitchVersion
+from paceline.host.events import Attached, StatesGiven, SwitchMade
 from paceline.ipc import messages
 from support.companies import Company, company
 from support.one_host import OneHost
@@ -22,6 +23,10 @@ def switching(protocol: str) -> Company:
     two.host.switch(1, [0, 1])
     two.carry_out(Release(worker=0, step=0, version=0, parameters="pull"))
     return two
+
+
+def makes(version: int) -> SwitchVersion:
+    return SwitchVersion(version, [0, 1], f"{version}.safetensors", "mean", messages.store.UNTOLD)
 
 
 def told(two: Company, worker: int) -> list[str]:
@@ -108,3 +113,62 @@ def test_workers_of_another_host_have_the_state_before_what_is_ordered_after_the
     host.comes(3)
     assert (host.told(messages.worker.SwitchPart), host.told(messages.worker.Pause)) == ([2, 3], [2])
     assert host.host.part.spec.name == "local-sgd"
+
+
+def test_replicas_begin_as_a_version_that_the_store_makes_and_each_with_its_worker_s_own_buffers() -> None:
+    two = company(2, "sync-switch:first=bsp,then=ad-psgd")
+    two.store.sent.clear()
+    two.host.switch(1, [0, 1], makes(1))
+    two.carry_out(Release(worker=0, step=0, version=0, parameters="own"))
+    (made,) = of_store(two)
+    assert isinstance(made, messages.store.MakeBeginning)
+    assert (made.version, made.of_store, len(made.sources), made.workers) == (1, True, 1, [0, 1])
+    two.said_by_store(messages.store.BeginningMade(1, None))
+    assert SwitchMade(1, [0, 1], [0, 1], None) in two.reports.events
+    assert told(two, 0) == []
+    two.said_by_store(messages.store.StateReady(None, None), "the state")
+    assert (told(two, 0), told(two, 1)) == (["SwitchPart", "MakeStep", "Compute"], ["SwitchPart", "MakeStep"])
+    begins = [message for _, message in two.told if isinstance(message, messages.worker.MakeStep)]
+    assert {one.source for one in begins} == {made.target}
+    assert len({made.target, *(one.target for one in begins)}) == 3
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_store_goes_on_from_the_mean_of_the_replicas_that_have_made_all_of_their_steps(dies: bool) -> None:
+    two = company(2, "sync-switch:first=ad-psgd,then=asp")
+    for worker in (0, 1):
+        two.carry_out(Release(worker=worker, step=0, version=0, parameters="own"))
+        two.computed(worker, 0)
+        two.carry_out(StepReplica(worker=worker, step=0, version=1))
+    two.store.sent.clear()
+    two.host.switch(1, [0, 1], makes(3))
+    for worker in (0, 1):
+        two.crew.hear(worker, messages.worker.StateGiven(None), f"of worker {worker}")
+    two.crew.hear(0, messages.worker.Stepped(0, None))
+    assert not of_store(two)
+    if dies:
+        two.leave(1)
+    else:
+        two.crew.hear(1, messages.worker.Stepped(0, None))
+    made = of_store(two)[-1]
+    assert isinstance(made, messages.store.MakeBeginning)
+    assert (made.of_store, made.workers) == (False, [0] if dies else [0, 1])
+    two.said_by_store(messages.store.BeginningMade(3, 0.5))
+    assert SwitchMade(3, [0] if dies else [0, 1], [0, 1], 0.5) in two.reports.events
+    assert two.host.newest == 3
+    assert not two.host.replicas.workers
+
+
+def test_replicas_of_another_host_begin_as_the_version_that_it_has_fetched() -> None:
+    host = OneHost((2, 3), 4, "sync-switch:first=bsp,then=ad-psgd")
+    host.trains((2, 3))
+    host.comes(1)
+    host.comes(2)
+    host.host.tell(host_messages.PartSwitched(1, None, 5, {2: 0, 3: 0}))
+    assert host.told(messages.worker.SwitchPart) == []
+    host.comes(3)
+    assert host.told(messages.worker.SwitchPart) == [2, 3]
+    assert host.host.versions.newest == 5
+    for worker in (2, 3):
+        host.host.tell(host_messages.TakeStep(worker, messages.worker.BEGINS, 1, None, None))
+    assert host.told(messages.worker.MakeStep) == [2, 3]

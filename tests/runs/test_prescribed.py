@@ -60,7 +60,7 @@ def test_a_lease_that_another_worker_was_given_since_is_prescribed_as_that(ledge
 def test_of_a_worker_that_came_several_times_before_it_joined_the_last_time_counts(ledger: sqlite3.Connection) -> None:
     policy = RunPolicy()
     notes = {"admitted": [(1, 1, 2), (1, 1, 3)], "handed": [(1, 1, 0), (1, 1, None)]}
-    choice = SimpleNamespace(spec=SimpleNamespace(state="store"))
+    choice = SimpleNamespace(has_replicas=False)
     segment = SimpleNamespace(workers=2, hosts=1, fact=1, notes=notes, choice=choice)
     given: dict[str, Any] = {"segment": segment, "recorded": SimpleNamespace(ledger=ledger, folder=Path("run"))}
     RecordedPart(**given, begins=None, ends=None).prescribe(policy)

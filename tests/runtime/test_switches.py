@@ -46,6 +46,10 @@ MOVES = {
     "to workers": ("bsp", "local-sgd:every=5", ()),
     "to the store": ("local-sgd:every=5", "bsp", ()),
     "between workers": ("local-sgd:every=5", "local-sgd:every=2", ()),
+    "to replicas": ("bsp", "all-reduce", ()),
+    "from replicas": ("all-reduce", "bsp", ()),
+    "from own steps to replicas": ("local-sgd:every=5", "all-reduce", ()),
+    "from replicas to own steps": ("all-reduce", "local-sgd:every=5", ()),
     "to workers of hosts": ("bsp", "local-sgd:every=5", ("--emulate-hosts", "2")),
     "to the store from hosts": ("local-sgd:every=5", "bsp", ("--emulate-hosts", "2", "--shards-on", "all")),
 }
@@ -93,7 +97,15 @@ def test_momentum_goes_on_in_the_store_and_in_workers_wherever_the_optimizer_ste
 
 
 OWN = ("ps-plus", "local-sgd:every=3", "diloco:every=2")
-PAIRS = [(first, then) for pair in product(("asp", "ssp", "dssp", "hsp"), OWN) for first, then in permutations(pair)]
+STORED = ("bsp", "asp", "ssp", "dssp", "hsp", *OWN)
+REPLICAS = ("all-reduce", "ad-psgd", "ripples")
+PAIRS = [
+    ("bsp", "ad-psgd"),
+    ("ripples", "ps-plus"),
+    *((first, then) for pair in product(("asp", "ssp", "dssp", "hsp"), OWN) for first, then in permutations(pair)),
+    *((first, then) for pair in product(STORED, REPLICAS) for first, then in permutations(pair)),
+    *permutations(REPLICAS, 2),
+]
 
 
 @pytest.mark.parametrize(("first", "then"), each(PAIRS, default=PAIRS[:2]))
@@ -106,7 +118,10 @@ def test_a_run_that_switches_where_the_optimizer_steps_is_right_and_replays_to_t
     sound(ended)
 
 
-@pytest.mark.parametrize(("first", "then"), [("bsp", "diloco:every=4"), ("diloco:every=4", "bsp")])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("bsp", "diloco:every=4"), ("diloco:every=4", "bsp"), ("bsp", "all-reduce"), ("all-reduce", "bsp")],
+)
 def test_a_run_that_is_stopped_in_either_part_and_resumed_ends_on_the_bits_of_one_that_was_not(
     first: str, then: str, launch: Launch
 ) -> None:

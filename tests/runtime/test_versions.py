@@ -23,12 +23,14 @@ class Recorded:
 
     def __init__(self, record: int, spoiled: Iterable[int] = ()) -> None:
         """`spoiled`: workers with whose replicas no mean can be made."""
-        spec = SimpleNamespace(pushes="nothing")
-        choice = SimpleNamespace(spec=spec)
-        self.settings: Any = SimpleNamespace(folder=Path(), record=record, workers=3, choice=choice)
-        self.applied: Any = SimpleNamespace(samples=0, ordered_steps=9)
+        self.settings: Any = SimpleNamespace(folder=Path(), record=record, workers=3)
+        self.applied: Any = SimpleNamespace(samples=0, ordered_steps=9, owned=False)
         self.edits: Any = SimpleNamespace(known=lambda: messages.store.WorkersTold(own=self.told))
-        self.host: Any = SimpleNamespace(progress=SimpleNamespace(averages=3, averaging=False), record=self._record)
+        self.host: Any = SimpleNamespace(
+            spec=SimpleNamespace(pushes="nothing"),
+            progress=SimpleNamespace(averages=3, averaging=False),
+            record=self._record,
+        )
         self.journal: Any = Mock()
         self.told: Any = None
         self.spoiled = set(spoiled)
@@ -52,7 +54,7 @@ class Recorded:
 
     def means(self, samples: int | None, policy: RunPolicy | None = None) -> Means:
         clock: Any = SimpleNamespace(at=lambda: 1.0)
-        policy = policy or RunPolicy()
+        policy, self.applied.owned = policy or RunPolicy(), True
         given = (self.settings, self.host, self.applied, self.edits, self.journal)
         self.versions = means = Means(*given, clock, policy)
         if samples is not None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.core.choice import choose
 from paceline.protocols import registry
 from paceline.training.seeding import seed_step
 from paceline.training.tensor_bits import parameters_sha256
@@ -67,6 +68,10 @@ RECIPES_OF = {
 
 
 CASES = [(protocol, recipe) for protocol in registry() for recipe in RECIPES_OF.get(protocol, ("sgd", "adamw"))]
+CASES += [
+    ("sync-switch:first=bsp,then=ad-psgd", "adam, dropout and shuffled"),
+    ("sync-switch:first=all-reduce,then=asp", "sgd, dropout and shuffled"),
+]
 LONG = [
     *((protocol, "adamw") for protocol in ("dssp", "hsp", "sync-switch", "ad-psgd", "ripples")),
     ("ssp", "sgd"),
@@ -123,9 +128,10 @@ def test_one_worker_under_any_protocol_equals_plain_training_bit_for_bit(
             step += 1
 
     assert step == ended.summary["steps"] == twin.STEPS
-    replicas = registry()[protocol].state == "replicas"
+    spec = choose(protocol, registry()).spec
+    replicas = spec.state == "replicas"
     assert ("has nothing to average" in " ".join(ended.err.split())) == replicas
-    if registry()[protocol].local_steps and not replicas:
+    if spec.local_steps and not replicas:
         final = ended.final()
         for name, expected in model.state_dict().items():
             # a gradient sums over a batch of 8 and at most 16 units

@@ -213,8 +213,13 @@ class Coordinator:
         if not run_state.settings.quiet:
             before = choice.part(1 - number).spec.name
             run_state.output.say(f"switched from {before} to {order.to}: {choice.sentence(order.why)}")
-        if number != run_state.cluster.part:
-            run_state.cluster.switch(number, members)
+        makes = None if order.version is None else run_state.versions.switches(order.version)
+        if makes is not None:
+            run_state.data.switches(members, owned=choice.part(number).spec.state == "replicas")
+            run_state.joining.switches(members)
+            run_state.snapshots.switches(makes.version)
+        if number != run_state.cluster.part or makes is not None:
+            run_state.cluster.switch(number, members, makes)
             if run_state.cluster.switches.part is not None:
                 run_state.snapshots.postpone()
 
@@ -284,7 +289,7 @@ class Coordinator:
             case messages.worker.ScriptRefused(message=text):
                 run_state.shutdown.refuse(text)
             case messages.worker.StoreNotForked(error=error):
-                run_state.shutdown.fail(f"{called(run_state.settings.choice.spec)} can't be started: {error}")
+                run_state.shutdown.fail(f"{called(run_state.settings.choice)} can't be started: {error}")
             case messages.worker.ParserEnded(code=code):
                 self.parser_ended = min(self.parser_ended or (worker, code), (worker, code))
                 why = f"the script's own argument parser ended it, with exit code {code}"

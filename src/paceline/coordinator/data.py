@@ -28,7 +28,7 @@ class TrainingData:
     _journal: Journal
     _policy: RunPolicy
     owned: bool = field(kw_only=True)
-    """Whether each worker owns a replica."""
+    """Whether each worker owns a replica now."""
     leases: Leases = field(default_factory=lambda: Leases("queue", []))
     steps: int = 0
     """Steps whose updates are in a version that is ordered, or in a replica."""
@@ -189,6 +189,13 @@ class TrainingData:
                 self._groups[group] = members
             case CopyReplica(source=source, worker=worker):
                 self._copies[worker] = source, self._of[source], tuple(self._unshared.get(source, ()))
+
+    def switches(self, members: Sequence[int], *, owned: bool) -> None:
+        """A version is ordered that has all replicas, or that replicas begin as. `owned`: whether these workers' do."""
+        for worker in list(self._unshared):
+            self._share(worker)
+        self._of.clear()
+        self.owned, self._owners = owned, dict.fromkeys(members) if owned else {}
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from paceline.coordinator.run_state import RunState
-from paceline.coordinator.versions import Means, StoredVersions
 from paceline.core.phrases import listed
 from paceline.host.events import (
     AwaitsPlace,
@@ -22,6 +21,7 @@ from paceline.host.events import (
     SnapshotFileWritten,
     SnapshotSealed,
     StatesGiven,
+    SwitchMade,
     Transferred,
     VersionBrought,
     VersionCommitted,
@@ -29,6 +29,7 @@ from paceline.host.events import (
     VersionWritten,
 )
 from paceline.ipc import messages
+from paceline.records.segments import AVERAGED
 from paceline.records.times import FetchTimes
 
 
@@ -65,12 +66,16 @@ def note(run_state: RunState, event: HostEvent) -> None:
             run_state.journal.ledger.note("gave", run_state.gave)
             if not workers:
                 run_state.output.say("no worker has lived to give its optimizer's state, so the store's begins anew")
+        case SwitchMade(workers=workers, distance=distance):
+            if distance is not None:
+                run_state.averaged.append(workers)
+                run_state.journal.ledger.note(AVERAGED, run_state.averaged)
+            run_state.versions.switched(event)
         case HandedOver(worker=worker, source=source):
             run_state.joining.handed_over(worker, source)
         case VersionCommitted(version=version, checksum=checksum, at=at):
             run_state.timing.committed(version, at)
             ledger.checked(version, checksum)
-            assert isinstance(run_state.versions, StoredVersions)  # means are not made by commits
             run_state.versions.made(version, at)
         case VersionNotFinite():
             run_state.shutdown.diverge(_not_finite(event, run_state.settings.choice.spec.pushes))
@@ -78,7 +83,6 @@ def note(run_state: RunState, event: HostEvent) -> None:
             run_state.versions.written(version, sha256, distance)
             run_state.evaluation.recorded()
         case MeanVoid(version=version, workers=workers):
-            assert isinstance(run_state.versions, Means)
             run_state.versions.void(version, workers)
         case messages.worker.Evaluated(version=version, metrics=metrics):
             run_state.evaluated(version, metrics)

@@ -239,6 +239,10 @@ class Joining:
         self._data.begins_anew(worker)
         self._cluster.begin_anew(worker, newest or None, self._versions.file(newest))
 
+    def switches(self, members: Sequence[int]) -> None:
+        """These workers begin the next part of the protocol. Others that train have no replica then."""
+        self._without = {worker for worker in self._ready if worker not in members}
+
     def resumed(self, next_steps: Mapping[int, int]) -> None:
         """The run goes on. A worker that joins goes on as well, if it had made steps before."""
         self._next_steps |= next_steps

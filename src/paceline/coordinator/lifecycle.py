@@ -129,7 +129,7 @@ class Gathering:
 
     def _fork_store(self, member: Member) -> None:
         self.forker = member
-        member.wait(("set-up", called(self.run_state.settings.choice.spec)))
+        member.wait(("set-up", called(self.run_state.settings.choice)))
         self.run_state.cluster.prepare(member.worker, _resumption(self.run_state, sorted(self.offers)))
 
 
@@ -187,12 +187,13 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     steps: Mapping[int, int] = {} if state is None else state.next_steps
     began = TrainingBegan(
         members=tuple((worker, run_state.members.hosts[worker], steps.get(worker, 0)) for worker in workers),
-        version=0 if state is None or settings.choice.spec.state == "replicas" else state.version,
+        version=0 if state is None or run_state.data.owned else state.version,
         at=run_state.clock.at() if state is None else state.at,
         work=amount,
         seed=settings.seed,
         done=0 if state is None else state.samples if offer.loads else state.steps,
         memory=None if state is None else state.memory,
+        part=None if state is None else settings.part,
     )
     run_state.display.begin(amount, offer.epochs, offer.passes)
     run_state.happened.append(began)

@@ -155,6 +155,8 @@ class RunPolicy:
     """By worker and which of its joins: the worker that handed over to it; None: no worker lived to."""
     gave: deque[list[int]] = field(default_factory=deque)
     """The workers that gave the store their optimizers' states, at each switch at which it was to get them."""
+    averaged: deque[list[int]] = field(default_factory=deque)
+    """The workers whose replicas became the version of a switch, for each such switch."""
     recorded: Path | None = None
     """The folder of the run that is made again."""
     admitted: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -252,6 +254,10 @@ class RunPolicy:
     def gives(self, members: list[int]) -> list[int]:
         """Return those of these workers whose optimizers' states the store goes on with."""
         return self.gave.popleft() if self.gave else members
+
+    def averages(self, workers: list[int]) -> list[int]:
+        """Return those of these workers whose replicas become the version of a switch."""
+        return self.averaged.popleft() if self.averaged else workers
 
     def told_edit(self, number: int) -> Path | None:
         """Return the file with the values that all take at that change of the model's structure, if it is there.

@@ -23,7 +23,7 @@ from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.snapshots import Snapshots
 from paceline.coordinator.step_timing import StepTiming
-from paceline.coordinator.versions import Means, StoredVersions
+from paceline.coordinator.versions import RunVersions
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.host.cluster import Cluster
 from paceline.host.evaluator import Evaluator
@@ -76,6 +76,8 @@ class RunState:
         self.clock = RunClock(policy.clock or policy.now)
         self.gave: list[list[int]] = []
         """At each switch at which the store got the states of workers' optimizers: those workers."""
+        self.averaged: list[list[int]] = []
+        """At each switch that made a version of replicas: whose they were."""
         self.happened = deque[Fact]()
         """Facts that the machine was not told yet."""
         self.inbox = Inbox(loop)
@@ -84,14 +86,10 @@ class RunState:
         self.cluster: Cluster = self._made_host(workers, others)
         self.members = Members(self.cluster, hosts, loop.now)
         self.timing = StepTiming(journal, self.clock, not policy.directed)
-        spec = settings.choice.spec
-        self.data = TrainingData(self.members, journal, policy, owned=spec.state == "replicas")
+        owned = settings.choice.part(settings.part).spec.state == "replicas"
+        self.data = TrainingData(self.members, journal, policy, owned=owned)
         self.edits = Edits(settings.folder, self.cluster, self.members, policy)
-        self.versions: StoredVersions | Means
-        if spec.state == "replicas":
-            self.versions = Means(settings, self.cluster, self.data, self.edits, journal, self.clock, policy)
-        else:
-            self.versions = StoredVersions(settings, self.cluster, self.data, self.edits, journal)
+        self.versions = RunVersions(settings, self.cluster, self.data, self.edits, journal, self.clock, policy)
         self.plateaus = Plateaus()
         self.snapshots = Snapshots(
             settings, self.cluster, self.members, self.data, self.versions, self.plateaus, ledger, loop, output

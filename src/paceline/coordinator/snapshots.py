@@ -147,6 +147,10 @@ class Snapshots:
         if (self._due.reached(self._data.samples) or self._stop is not None) and self._draft is None:
             self._wanted = True
 
+    def switches(self, version: int) -> None:
+        """A switch is to make that version."""
+        self._version = version
+
     def postpone(self) -> None:
         """The optimizer's state is on its way to where the next part of the protocol needs it.
 

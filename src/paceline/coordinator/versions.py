@@ -15,6 +15,8 @@ from paceline.coordinator.edits import Edits
 from paceline.coordinator.run_policy import RunPolicy
 from paceline.core.facts import Fact, ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.host.cluster import Cluster
+from paceline.host.contract import SwitchVersion
+from paceline.host.events import SwitchMade
 from paceline.ipc import messages
 from paceline.job.settings import Settings
 from paceline.records.journal import Journal
@@ -33,9 +35,6 @@ class Made:
 
 class RecordedVersions:
     """Versions are due each time that another share of an epoch's samples is applied. The last one always is."""
-
-    _of_replicas = False
-    """Whether a worker that joins counts once it has a replica."""
 
     def __init__(
         self, settings: Settings, cluster: Cluster, data: TrainingData, edits: Edits, journal: Journal
@@ -81,7 +80,7 @@ class RecordedVersions:
         match fact:
             case WorkerLeft(worker=worker, reason="died"):
                 self._lost[worker] = None
-            case WorkerJoined(worker=worker) if not self._of_replicas:
+            case WorkerJoined(worker=worker) if not self._data.owned:
                 self.counts(worker)
             case ReplicaCopied(worker=worker):
                 self.counts(worker)
@@ -150,7 +149,7 @@ class StoredVersions(RecordedVersions):
     def ordered(self, version: int) -> None:
         """The store is to make that version, which is not made yet."""
         if self._held is not None:
-            self._record(self._held)
+            self._record_made(self._held)
         self._ordered[version] = self._as_it_is()
 
     def made(self, version: int, at: float) -> None:
@@ -164,7 +163,7 @@ class StoredVersions(RecordedVersions):
         if not self._due.reached(made.samples):
             return
         if self._ordered or made.known == messages.store.UNTOLD:
-            self._record(made)
+            self._record_made(made)
         else:
             self._held = made
 
@@ -172,7 +171,7 @@ class StoredVersions(RecordedVersions):
         """The newest version is the last: have it written. Return whether there is something left to wait for."""
         if self.newest.version in self.hashes:
             return False
-        self._record(self._as_it_is())
+        self._record_made(self._as_it_is())
         return True
 
     def _as_it_is(self) -> _Ordered:
@@ -182,7 +181,7 @@ class StoredVersions(RecordedVersions):
         """
         return _Ordered(self._data.samples, tuple(self._lost), self.edits.known())
 
-    def _record(self, made: _Ordered) -> None:
+    def _record_made(self, made: _Ordered) -> None:
         self._held = None
         alive = [worker for worker in self._workers if worker not in made.lost]
         self._write(alive or list(self._workers), made.known)
@@ -190,8 +189,6 @@ class StoredVersions(RecordedVersions):
 
 class Means(RecordedVersions):
     """A version is the mean of a cut through all replicas, made when it is due to be written."""
-
-    _of_replicas = True
 
     def __init__(
         self,
@@ -206,7 +203,6 @@ class Means(RecordedVersions):
         super().__init__(settings, cluster, data, edits, journal)
         self._clock = clock
         self._policy = policy
-        self._averages_gradients = settings.choice.spec.pushes == "gradient"
         self._recording = False
         self._cut: tuple[int, Made] = 0, self.newest
         """Of how many replicas the mean is that is being recorded, and when it was made."""
@@ -233,7 +229,7 @@ class Means(RecordedVersions):
         survivors = self._survivors()
         if self._again or self._policy.mean_due(self._data.samples, len(survivors), self._due):
             self._again = False
-            self._record(survivors)
+            self._record_mean(survivors)
 
     def record_last(self) -> bool:
         """All replicas have made their last steps: have their mean written once the averages under way are made.
@@ -248,7 +244,7 @@ class Means(RecordedVersions):
             return False
         if lacking:
             self._journal.ledger.note(LACKING, sorted(lacking))
-        self._record(there)
+        self._record_mean(there)
         return self._recording or self.record_last()
 
     def void(self, version: int, workers: Sequence[int]) -> None:
@@ -259,12 +255,15 @@ class Means(RecordedVersions):
         self._recording, self._again, self._mean_of = False, True, None
         self._broken.update(dict.fromkeys(workers))
         del self._writing[version]
-        self.newest = self._before
+        if self.newest.version == version:
+            self.newest = self._before
 
     def counts(self, worker: int) -> None:
         """See `RecordedVersions`."""
         super().counts(worker)
         self._broken.pop(worker, None)
+        if worker not in self._trained:
+            self._trained = sorted([*self._trained, worker])
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """That mean is on disk."""
@@ -272,9 +271,9 @@ class Means(RecordedVersions):
         replicas, made = self._cut
         self._recording = False
         self._journal.consensus(version, made.at, replicas, distance)
-        super().written(version, sha256, distance)
+        RecordedVersions.written(self, version, sha256, distance)
 
-    def _record(self, workers: list[int]) -> None:
+    def _record_mean(self, workers: list[int]) -> None:
         """The mean of these workers' replicas as they are at this moment is the next version: write it."""
         self._before, version = self.newest, self.newest.version + 1
         self.newest = Made(version, self._clock.at(), self._data.samples)
@@ -294,4 +293,68 @@ class Means(RecordedVersions):
         Where gradients are averaged, all replicas are the same, except those that the last steps went without.
         """
         workers = [worker for worker in self._trained if worker not in self._lost]
-        return self._data.foremost(workers) if self._averages_gradients else workers
+        return self._data.foremost(workers) if self._cluster.spec.pushes == "gradient" else workers
+
+
+class RunVersions(Means, StoredVersions):
+    """The versions of a run: of its store, or means while each worker owns a replica. A switch makes one of either."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        data: TrainingData,
+        edits: Edits,
+        journal: Journal,
+        clock: RunClock,
+        policy: RunPolicy,
+    ) -> None:
+        super().__init__(settings, cluster, data, edits, journal, clock, policy)
+        self._switching: _Ordered | None = None
+        """What the version has that a switch is to make."""
+        self._distances: dict[int, tuple[int, float]] = {}
+        """By version that a switch has made of replicas, until it is written: of how many, and their distance."""
+
+    @property
+    def _by(self) -> type[Means | StoredVersions]:
+        """Which versions are made now."""
+        return Means if self._data.owned else StoredVersions
+
+    def ordered(self, version: int) -> None:
+        """See `Means` and `StoredVersions`."""
+        self._by.ordered(self, version)
+
+    def record_last(self) -> bool:
+        """See `Means` and `StoredVersions`."""
+        return self._by.record_last(self)
+
+    def switches(self, version: int) -> SwitchVersion:
+        """A switch is ordered that makes this version. It is recorded, so a worker can begin with it at any time."""
+        made = self._switching = self._as_it_is()
+        if self._data.owned:
+            workers = self._policy.averages([one for one in self._survivors() if one not in self._broken])
+        else:
+            workers = [one for one in self._workers if one not in self._lost] or list(self._workers)
+        return SwitchVersion(version, workers, self.file(version), self._buffers, made.known)
+
+    def switched(self, beginning: SwitchMade) -> None:
+        """That version is made, and about to be written."""
+        made, self._switching = self._switching, None
+        assert made is not None
+        self._due.reached(made.samples)
+        if self._held is not None:
+            self._record_made(self._held)
+        self.newest = Made(beginning.version, self._clock.at(), made.samples)
+        self._writing[beginning.version] = self.newest
+        if beginning.distance is not None:
+            self._distances[beginning.version] = len(beginning.workers), beginning.distance
+        self._trained, self._again, self._samples = beginning.members, False, None
+        self._broken.clear()
+        self._mean_of = self._replicas_now() if self._data.owned else None
+
+    def written(self, version: int, sha256: str, distance: float | None) -> None:
+        """See `RecordedVersions`."""
+        if version in self._distances:
+            replicas, apart = self._distances.pop(version)
+            self._journal.consensus(version, self._writing[version].at, replicas, apart)
+        (RecordedVersions if distance is None else Means).written(self, version, sha256, distance)

@@ -5,7 +5,7 @@ The head's own machine is here, too. What other hosts are told and say is in `ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -32,7 +32,7 @@ from paceline.core.phrases import listed
 from paceline.core.shards import Shard, cut
 from paceline.host import messages as host_messages
 from paceline.host.attachments import recorded_file
-from paceline.host.contract import Progress, Resumption, Updates, called
+from paceline.host.contract import Progress, Resumption, SwitchVersion, Updates, called
 from paceline.host.evaluator import Evaluator
 from paceline.host.events import (
     Attached,
@@ -76,6 +76,7 @@ from paceline.host.workers import Workers
 from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
+from paceline.ipc.messages.worker import BEGINS
 from paceline.records.times import FetchTimes
 from paceline.scenario.links import ClusterLinks
 from paceline.scenario.scenario import Network
@@ -169,7 +170,7 @@ class Cluster:
         here.part = choice.part(self.part)
         spec = self.spec
         self.shelf, self.memory, self.versions, self.store = here.shelf, here.memory, here.versions, here.store
-        self.store.name = called(spec)
+        self.store.name = called(choice)
         self.reducer, self.attachments = here.reducer, here.attachments
         self.pushes, self.releases = here.pushes, here.releases
         assert here.ranges is not None
@@ -210,7 +211,6 @@ class Cluster:
         )
         self.shares = Shares(self.store, self.arrivals, self.shard_server)
         self.means = MeanRecorder(self.shelf, plan, self.store, self.replicas, self.transfers, report)
-        self._recorder = self.means if self.owns_replicas else self.commits
         self.snapshots = HostSnapshots(
             self.shelf,
             plan,
@@ -224,7 +224,7 @@ class Cluster:
             seats,
         )
         self._for_others = ForOthers(
-            self.shelf, self.pushes, self.versions, seats, report, stored=not self.owns_replicas
+            self.shelf, self.pushes, self.versions, seats, report, stored=lambda: not self.owns_replicas
         )
         self.own_steps = OwnSteps(self.send, self._bring)
         self.switches = Switches(self, report, gives)
@@ -242,9 +242,12 @@ class Cluster:
         self.others: OtherHosts = OtherHosts(self, others, carrier, report, directory, now)
         """What other hosts are told, and what they say."""
 
-    def switch(self, part: int, members: Sequence[int]) -> None:
-        """Let that part decide. The optimizer's state moves to where it is needed, and orders wait for that."""
-        self.switches.begin(part, members)
+    def switch(self, part: int, members: Sequence[int], makes: SwitchVersion | None = None) -> None:
+        """Let that part decide, from that version on if the switch makes one.
+
+        The optimizer's state moves to where it is needed, and orders wait for all that.
+        """
+        self.switches.begin(part, members, makes)
 
     # --- how orders are going ---------------------------------------------------------------------
 
@@ -333,13 +336,34 @@ class Cluster:
         self.versions.is_whole(Version(self.newest))
         self.link.sizes = self._sizes(self.offers[workers[0]])
         if owns_replica and not resumes:
-            self.replicas.begin(workers)
-            self.replicas_here.begin([one for one in workers if not self.seats[one].elsewhere], Version(0))
             self.joins.keep_beginning(Version(0))
-            self.shelf.release(NEWEST)  # no store makes another one of it
+            self.replicas_begin(workers, Version(0))
         self.others.begin(workers)
         if owns_replica:
             self.replicas_here.begun(self.replicas.workers)
+
+    def replicas_begin(self, workers: Sequence[int], version: Version) -> Mapping[int, int]:
+        """These workers' replicas begin as that version. No store makes another one of it. Return their numbers."""
+        changes = self.replicas.begin(workers)
+        here = {worker: change for worker, change in changes.items() if not self.seats[worker].elsewhere}
+        self.replicas_here.begin(here, version)
+        self.shelf.release(NEWEST)
+        return changes
+
+    def put_replicas(self, workers: Iterable[int]) -> None:
+        """Have these workers, which were told that each owns a replica, put theirs with their buffers into a place."""
+        for worker in workers:
+            told = host_messages.TakeStep(worker, BEGINS, self.replicas.put(worker, BEGINS), None, None)
+            self.tell_replicas(self.others.host_of(worker), told)
+
+    def replicas_end(self) -> None:
+        """No worker owns a replica any more. What others still need of them stays."""
+        for worker in self.replicas.workers:
+            self.joins.released(worker)
+        self.replicas.end()
+        self.replicas_here.end()
+        for worker in self.seats:
+            self.pushes.forget(worker)
 
     def _sizes(self, offer: messages.worker.Offered) -> tuple[int, int]:
         """Bytes of an update and of a version on links that a scenario paces."""
@@ -524,7 +548,8 @@ class Cluster:
         It is a version that is made, with the buffers of these workers, and what is `known` besides. Where versions are
         means, it is the mean of these workers' replicas as they are now.
         """
-        self._recorder.record(version, workers, file, buffers, known)
+        recorder = self.means if self.owns_replicas else self.commits
+        recorder.record(version, workers, file, buffers, known)
 
     def keep(self, snapshot: int, folder: str, version: int, workers: Sequence[int]) -> Sequence[str]:
         """Have what there is now written into that folder. Return the files' names.
@@ -576,8 +601,8 @@ class Cluster:
         self.seats[worker].here = False
         self.store.gone(worker)
         self.here.forget(worker)
-        if self.owns_replicas:
-            self.replicas_here.averaging.gone(worker)
+        if self.here.replicas is not None:
+            self.here.replicas.averaging.gone(worker)
         self.averages.gone(worker)
         self.replicas.gone(worker)
         self.joins.gone(worker)
@@ -668,7 +693,7 @@ class Cluster:
     @property
     def owns_replicas(self) -> bool:
         """Whether each worker owns a replica."""
-        return self.spec.state == "replicas"
+        return self.here.owns_replicas
 
     def has_finished(self, worker: int) -> bool:
         """Whether the worker has left after it had trained, and has not died: its replica counts."""
@@ -856,6 +881,7 @@ class Cluster:
             self.pushes.dropped(worker, step)  # else its place is free at its next release
         elif not self._leaves_undone(worker, step):
             change, scalars = self.replicas.step(order)
+            scalars = self.hyperparameters.of_replica(worker, scalars)
         told = host_messages.TakeStep(worker, step, change, order.group, scalars)
         self.tell_replicas(self.others.host_of(worker), told)
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.core.machine import Spec
+from paceline.core.choice import Choice
+from paceline.ipc import messages
 
 STORE, SUMS, MEANS = "the parameter store", "the process that adds up", "the process that records versions"
 """Names of the process that computes for a host: it makes versions, only adds up updates, or writes means."""
 
 
-def called(spec: Spec) -> str:
+def called(choice: Choice) -> str:
     """Return what the head's process is called under that protocol. Where each worker owns a replica, no store is."""
-    return STORE if spec.state == "store" else MEANS
+    return STORE if choice.has_store else MEANS
 
 
 class NotHere(KeyError):
@@ -72,3 +73,15 @@ class Resumption:
     """Workers whose replicas it has."""
     kept: Mapping[int, int]
     """By worker: the worker whose kept objects it gets, which is itself if the snapshot has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchVersion:
+    """The version that a switch makes for the next part to begin with, and how it is written."""
+
+    version: int
+    workers: Sequence[int]
+    """Whose replicas it is the mean of, or whose buffers it has."""
+    file: str
+    buffers: str
+    known: messages.store.WorkersTold

@@ -149,6 +149,19 @@ class StatesGiven:
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchMade:
+    """A switch has made the version that the next part of the protocol begins with."""
+
+    version: int
+    workers: list[int]
+    """Whose replicas it is the mean of, or whose buffers it has."""
+    members: Sequence[int]
+    """The workers that take part in the next part."""
+    distance: float | None
+    """The replicas' distance from it; None: it is a version of the store's."""
+
+
+@dataclass(frozen=True, slots=True)
 class HandedOver:
     """The worker, which joins, gets what that one's script keeps. None: nobody lived to hand it over."""
 
@@ -249,6 +262,7 @@ HostEvent = (
     | GroupAveraged
     | HandedOver
     | StatesGiven
+    | SwitchMade
     | VersionCommitted
     | VersionNotFinite
     | VersionWritten

@@ -97,7 +97,7 @@ class Host:
             name=name,
             head=head,
             host_of=host_of,
-            of_replicas=choice.spec.state == "replicas",
+            of_replicas=lambda: self.owns_replicas,
             begins=lambda: self.start.on_its_way,
         )
         self._plan = plan
@@ -128,8 +128,8 @@ class Host:
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
         self.replicas: HostReplicas | None = None
-        """What sees to replicas, if each worker owns one."""
-        if choice.spec.state == "replicas":
+        """What sees to replicas, if each worker owns one, at least while one of the protocol's parts decides."""
+        if choice.has_replicas:
             self.replicas = HostReplicas(
                 self.shelf,
                 plan,
@@ -186,7 +186,13 @@ class Host:
             report,
             workers.send,
             self.streaming,
+            owns_replicas=lambda: self.owns_replicas,
         )
+
+    @property
+    def owns_replicas(self) -> bool:
+        """Whether each worker owns a replica now."""
+        return self.part.spec.state == "replicas"
 
     def makes(self, shard: Shard) -> None:
         """This host makes that range of each version."""
@@ -234,7 +240,7 @@ class Host:
             case host_messages.CarryOut():
                 self.carry_out(message.order)
             case host_messages.VersionMade(version=version):
-                self._made(version)
+                self.made(version)
             case host_messages.TellWorker(worker=worker, message=said, attached=attached):
                 self._say(worker, said, attached)
             case host_messages.Look(worker=worker, version=version, hold=hold):
@@ -310,7 +316,7 @@ class Host:
             case host_messages.TakeRange():
                 self.ranges.take(order)
 
-    def _made(self, version: int) -> None:
+    def made(self, version: int) -> None:
         """The store has made that version, and all before it."""
         self.start.made()
         for made in [one for one in self._contributed if one <= version]:
@@ -394,7 +400,7 @@ class Host:
         def there(shown: int) -> None:
             self._send_begin(worker, self._plan.admit(self.part.spec, shown, epoch, at, tells=self.tells), ())
 
-        if self.replicas is not None:
+        if self.replicas is not None and self.owns_replicas:
             there(self.replicas.shows(worker, None if order.item is None else item_of(order.item)))
             return
         self.shelf.claim(step_of(worker), newest)
@@ -593,7 +599,7 @@ class Host:
             begin = self._plan.begin(self.part.spec, tells=self.tells)
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
-                if self.replicas is not None:
+                if self.replicas is not None and self.owns_replicas:
                     begin.place = area = self.replicas.area(worker)
                 begin.resumed = messages.worker.ResumePoint(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
             self._send_begin(worker, begin, () if kept is None else (kept,))
@@ -644,8 +650,17 @@ class Host:
         begin = self._plan.begin(self.part.spec, tells=self.tells)
         told = messages.worker.SwitchPart(begin.state, begin.local_steps, begin.pushes, begin.at_once, begin.tells)
         for worker in self._workers.numbers:
-            if self.seats[worker].begun and self.seats[worker].running:
+            seat = self.seats[worker]
+            if seat.begun and seat.running:
+                told.place = None if seat.trained else self._shown_anew(worker)
                 self._workers.send(worker, told, () if state is None else (state,))
+
+    def _shown_anew(self, worker: int) -> int:
+        """Keep something for this worker to show until it takes part, as another part decides. Return its place."""
+        if self.replicas is not None and self.owns_replicas:
+            return self.replicas.shows(worker, None)
+        self.shelf.claim(step_of(worker), Version(self.versions.newest))
+        return self.shelf.place(Version(self.versions.newest))
 
     def _send_begin(self, worker: int, begin: messages.worker.Begin, files: tuple[int, ...]) -> None:
         self.seats[worker].begun = True
@@ -657,7 +672,7 @@ class Host:
 
     def send(self, worker: int, message: messages.Message, files: tuple[int, ...] = ()) -> None:
         """Tell the worker. If it takes part with a replica of its own, it does once that is here."""
-        if self.replicas is None or not isinstance(message, messages.worker.TakeUp):
+        if not (self.replicas and self.owns_replicas and isinstance(message, messages.worker.TakeUp)):
             self._workers.send(worker, message, files)
             return
         message.area = self.replicas.area(worker)

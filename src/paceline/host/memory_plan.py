@@ -38,6 +38,8 @@ class MemoryPlan:
     """Of these, the worker's own: as many as the updates that may be needed of it at once."""
     sums: int = 0
     """Places with flags and buffers, for sums of updates."""
+    stores: bool = True
+    """Whether a store makes versions, at least while one of the protocol's parts decides."""
 
     @property
     def places(self) -> int:
@@ -99,7 +101,7 @@ class MemoryPlan:
 
     def fork(self, begin: int, end: int, outer: Outer | None, *, only_adds: bool = False) -> ForkStore:
         """The order to fork the store's process, which makes that range. `only_adds`: it makes none, and adds up."""
-        outer = Outer() if only_adds or not self.slots else outer
+        outer = Outer() if only_adds or not self.stores else outer
         return ForkStore(self.slots, self.areas, self.sums, outer, begin, end)
 
     def begin(self, spec: Spec, *, tells: bool) -> Begin:
@@ -132,8 +134,11 @@ def plan(choice: Choice, capacity: int, *, encodes: bool = False) -> MemoryPlan:
     A place takes memory only where something is summed.
     """
     spec, unapplied = choice.spec, choice.unapplied
-    if spec.state == "replicas":
-        return MemoryPlan(capacity, slots=0, areas=REPLICAS + 1)
+    if not choice.has_store:
+        return MemoryPlan(capacity, slots=0, areas=REPLICAS + 1, stores=False)
+    if choice.has_replicas:  # all places have flags and buffers, as one may have a version now and a replica then
+        versions = CLAIMS + BESIDE_READERS
+        return MemoryPlan(capacity, slots=0, areas=REPLICAS + versions + unapplied, own=unapplied)
     sums = capacity - 1 if spec.sums == "hosts" and not encodes else 0
     slots = CLAIMS * capacity + BESIDE_READERS
     return MemoryPlan(capacity, slots=slots, areas=unapplied, own=unapplied, sums=sums)

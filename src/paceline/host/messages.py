@@ -291,6 +291,10 @@ class PartSwitched(Message):
     part: int
     state: Attached | None
     """What the host's part of the store's optimizer goes on with, or its workers' optimizers, if that has moved."""
+    version: int | None = None
+    """The version that it begins with, if the switch has made one."""
+    replicas: dict[int, int] = msgspec.field(default_factory=dict)
+    """By worker of this host that begins with a replica of its own, which is that version: the replica's number."""
 
 
 class KeepItem(Message):

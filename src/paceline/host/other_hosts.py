@@ -50,7 +50,7 @@ class OtherHosts:
         self._cluster = cluster
         self._others = {one.name: one for one in others}
         for one in others:
-            one.stored = not cluster.owns_replicas
+            one.stored = cluster.here.choice.has_store
         self._workers = {worker: RemoteWorker(one) for one in others for worker in one.workers}
         self._carrier = carrier
         self._report = report
@@ -278,7 +278,7 @@ class OtherHosts:
 
     def adds(self, other: RemoteHost) -> None:
         """That host takes part from now on. Its workers are about to begin."""
-        other.stored = not self._cluster.owns_replicas
+        other.stored = self._cluster.here.choice.has_store
         self._workers |= {worker: RemoteWorker(other) for worker in other.workers}
         self._cluster.expects(other.workers)
         if self._cluster.owns_replicas:
@@ -399,13 +399,18 @@ class OtherHosts:
             there = {own: change for own, change in changes.items() if own in other.workers}
             other.tell(host_messages.Adopted(worker, with_it, there))
 
-    def switched(self, part: int, state: int | None) -> None:
-        """That part decides from now on. `state`: see `host_messages.PartSwitched`."""
+    def switched(self, part: int, state: int | None, version: int | None, replicas: Mapping[int, int]) -> None:
+        """That part decides from now on. See `host_messages.PartSwitched`."""
         for other in [one for one in self._others.values() if one.begun]:
             there, for_store = None, self._cluster.spec.optimizer == "store"
             if state is not None and (other.name in self.makers if for_store else other.workers):
                 there = self.attachments.attach(file_bytes(state), other.name)
-            other.tell(host_messages.PartSwitched(part, there))
+            own = {worker: change for worker, change in replicas.items() if worker in other.workers}
+            if own and version is not None:
+                self._cluster.versions.lend(other.name, Version(version))
+            if version is not None:
+                other.knows = version
+            other.tell(host_messages.PartSwitched(part, there, version, own))
 
     def _train(self, other: RemoteHost, workers: dict[int, host_messages.GoesOn | None], *, late: bool = False) -> None:
         """Have these workers of that host train, and the host make its range of each version, if it is to.
@@ -421,8 +426,9 @@ class OtherHosts:
         shards = tuple(self._cluster.shards)
         other.knows = self._cluster.newest
         begun = {name for name, one in self._others.items() if one.begun}
-        near = self.directory.neighbours(other.name, begun) if shards or self._cluster.owns_replicas else ()
-        if self._cluster.owns_replicas:
+        averages = self._cluster.here.choice.has_replicas
+        near = self.directory.neighbours(other.name, begun) if shards or averages else ()
+        if averages:
             self.directory.exchanges(other.name)
             near = self._met(near, other.name) if late else near
         sums = self._cluster.aggregation.begins(other.name, other.workers)

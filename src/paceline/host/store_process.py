@@ -128,7 +128,11 @@ class StoreProcess:
         if not self.lost and self._outbox is not None:
             self._outbox.send(message, descriptors)
 
-    def write(self, order: messages.store.Record | messages.store.RecordMean, *items: Item) -> None:
+    def write(
+        self,
+        order: messages.store.Record | messages.store.RecordMean | messages.store.MakeBeginning,
+        *items: Item,
+    ) -> None:
         """Have a version written, or the mean of these replicas. The items are kept until `written`."""
         if self.lost:
             return

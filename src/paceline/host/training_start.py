@@ -146,10 +146,24 @@ class TrainingStart:
 
     def switched(self, order: host_messages.PartSwitched) -> None:
         """That part decides from now on. Fetch what optimizers here go on with. What else comes until then waits."""
-        host, part = self._host, self._host.choice.part(order.part)
+        host, part, version = self._host, self._host.choice.part(order.part), order.version
+        items: list[Item] = []
+        if order.replicas and version is not None:
+            host.shelf.claim(BEGINNING, Version(version))
+            items.append(Version(version))
 
         def there() -> None:
+            if host.replicas is not None and host.owns_replicas:
+                host.replicas.end()
+                for worker in host.seats:
+                    host.pushes.forget(worker)
             host.part, for_store = part, part.spec.optimizer == "store"
+            if version is not None:
+                if host.replicas is not None and order.replicas:
+                    host.replicas.begin(order.replicas, Version(version))
+                    self._report(host_messages.Begun())
+                host.made(version)
+            host.shelf.release(BEGINNING)
             with self.came(order.state) as file:
                 if host.ranges is not None:
                     host.store.send(messages.store.Become(part.outer))
@@ -159,7 +173,7 @@ class TrainingStart:
             self._go_on()
 
         self._waiting = []
-        self._bring([], [] if order.state is None else [order.state], "switched", there)
+        self._bring(items, [] if order.state is None else [order.state], "switched", there)
 
     @contextmanager
     def came(self, attached: Attached | None) -> Iterator[int | None]:
@@ -176,14 +190,14 @@ class TrainingStart:
         state = order.state if host.ranges is not None else None
         items = host.attachments.comes_to(FIXED, self._head, host.memory.fixed)
         begins_here = bool(workers) or self._stand_in is not None
-        if host.replicas is not None and any(goes_on is not None for goes_on in workers.values()):
+        if host.owns_replicas and any(goes_on is not None for goes_on in workers.values()):
             begins_here = False  # each has a replica of its own
         if begins_here:  # else one comes while others train, and fetches the newest
             host.shelf.claim(BEGINNING, Version(version))
             items.append(Version(version))
         files = [] if state is None else [state]
         for worker, goes_on in workers.items():
-            if goes_on is not None and host.replicas is not None:
+            if goes_on is not None and host.replicas is not None and host.owns_replicas:
                 items.append(host.replicas.comes_from(self._head, worker))
             if goes_on is not None and goes_on.buffers is not None:
                 buffers = Blob(goes_on.buffers.name)
@@ -197,8 +211,8 @@ class TrainingStart:
                 host.versions.is_whole(Version(version))
                 with self.came(state) as file:
                     host.ranges.begins(version, file)
-            if host.replicas is not None and begins_here:
-                host.replicas.begin(workers, Version(version))
+            if host.replicas is not None and host.owns_replicas and begins_here:
+                host.replicas.begin(dict.fromkeys(workers, 0), Version(version))
                 host.shelf.release(BEGINNING)
             for worker, goes_on in workers.items():
                 host.train(worker, goes_on)

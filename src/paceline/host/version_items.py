@@ -49,10 +49,10 @@ class Versions(Placed[Version | Beginning]):
         name: str,
         head: str,
         host_of: Callable[[int], str],
-        of_replicas: bool,
+        of_replicas: Callable[[], bool],
         begins: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`name`: this host's. `host_of(worker)`: its host. `of_replicas`: whether replicas begin as versions.
+        """`name`: this host's. `host_of(worker)`: its host. `of_replicas()`: whether replicas begin as versions.
 
         `begins()`: whether what training begins with is still to come from the head.
         """
@@ -149,7 +149,7 @@ class Versions(Placed[Version | Beginning]):
         offer = self._memory.offer
         if isinstance(item, Beginning) and self._name == self._head:
             return [(self._host_of(item.worker), 0, self.view(item).nbytes)]
-        if self._of_replicas:  # they have flags and buffers, too
+        if self._of_replicas():  # they have flags and buffers, too
             return [(self._head, 0, offer.push_bytes)]
         if isinstance(item, Beginning) or self._begins():
             return [(self._head, 0, offer.cuts[-1])]

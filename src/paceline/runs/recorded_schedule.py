@@ -16,7 +16,7 @@ from paceline.core.leases import Batch
 from paceline.core.phrases import error_line
 from paceline.errors import ConfigError
 from paceline.records.reading import RecordedRun
-from paceline.records.segments import ASKED, LACKING, Segment
+from paceline.records.segments import ASKED, AVERAGED, LACKING, Segment
 from paceline.records.snapshots import Snapshot, SnapshotState, folder_of, read
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class RecordedPart:
         # A worker that died before its first step came back under the same number of returns: the last one counts.
         policy.admitted = {(worker, nth): epoch for worker, nth, epoch in notes.get("admitted", ())}
         policy.handed = {(worker, nth): source for worker, nth, source in notes.get("handed", ())}
-        policy.gave = deque(notes.get("gave", ()))
+        policy.gave, policy.averaged = deque(notes.get("gave", ())), deque(notes.get(AVERAGED, ()))
         policy.means, policy.lacking = self.recordings(), frozenset(notes.get(LACKING, ()))
         policy.undone = frozenset(recorded.ledger.execute("SELECT worker, step FROM undone"))
         if self.segment.hosts > 1:  # in averages, what workers of one host have is summed first
@@ -147,15 +147,18 @@ class RecordedPart:
     def recordings(self) -> deque[tuple[int, int]] | None:
         """Return the samples and replicas of each mean that was recorded in this segment while it trained.
 
-        The mean that a run records at its end is left out: the replay records one there by itself. None if samples are
-        not counted, and for versions of a store, whose recording does not depend on time.
+        The mean that a run records at its end is left out: the replay records one there by itself. So are those
+        that switches make. None if samples are not counted, and where a store makes all versions, whose recording does
+        not depend on time.
         """
-        if self.segment.choice.spec.state == "store":
+        if not self.segment.choice.has_replicas:
             return None
         ledger = self.recorded.ledger
         query = (
-            "SELECT at, samples, (SELECT replicas FROM consensus WHERE consensus.version = versions.version) "
-            "FROM versions WHERE version > ? AND version <= ? ORDER BY version"
+            "SELECT at, samples, replicas FROM versions JOIN consensus USING (version, at) "
+            "WHERE version > ? AND version <= ? AND version NOT IN "
+            "(SELECT coalesce(json_extract(body, '$.version'), -1) FROM orders WHERE kind = 'SwitchProtocol') "
+            "ORDER BY version"
         )
         first = 0 if self.begins is None else self.begins.state.version
         rows = ledger.execute(query, (first, sys.maxsize if self.ends is None else self.ends.version)).fetchall()
@@ -165,8 +168,7 @@ class RecordedPart:
         (over,) = ledger.execute(query, self._facts).fetchone()
         if self.closed and rows and rows[-1][0] >= (over or 0.0):
             rows.pop()
-        workers = self.segment.workers
-        return deque((samples, workers if replicas is None else replicas) for _, samples, replicas in rows)
+        return deque((samples, replicas) for _, samples, replicas in rows)
 
     def _mark(self, state: SnapshotState) -> int:
         """Return the last row of `leases` that belongs to this snapshot."""

@@ -145,7 +145,7 @@ def replay(
             )
             until = version
             break
-        if part.segment.choice.spec.state == "replicas" and not part.closed:
+        if part.segment.choice.has_replicas and not part.closed:
             what = f"the ledger has no bits of the replicas from which segment {part.segment.number + 1} went on"
             notes.append(f"{what}: what they did since the mean before that is not compared")
     return Replayed(summary=summary, until=until, notes=notes)

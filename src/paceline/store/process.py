@@ -109,6 +109,17 @@ def _serve(store: Store, end: socket.socket) -> int:
                     )
                     sha256 = version.record(Path(order.file))
                     recorder.send(messages.store.MeanRecorded(order.version, sha256, distance))
+                case messages.store.MakeBeginning(of_store=of_store):
+                    version, distance = store.make_beginning(
+                        order.sources,
+                        order.workers,
+                        order.target,
+                        cast(Policy, order.buffers),
+                        order.known,
+                        of_store=of_store,
+                    )
+                    recorder.send(messages.store.BeginningMade(order.version, None if of_store else distance))
+                    recorder.write(version, order)
                 case messages.store.TakeState():
                     store.take_state(unpack(attached(descriptors[0])))
                 case messages.store.Become(outer=outer):
@@ -289,7 +300,7 @@ class _Recorder:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def write(self, version: NamedVersion, order: messages.store.Record) -> None:
+    def write(self, version: NamedVersion, order: messages.store.Record | messages.store.MakeBeginning) -> None:
         def write() -> None:
             try:
                 digest = version.record(Path(order.file))

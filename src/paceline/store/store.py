@@ -569,6 +569,34 @@ class Store:
         buffers = merged([self.pushes[area].buffers for area in replicas], policy)
         return self._version({**parameters, **buffers}, known), distance
 
+    @torch.no_grad()
+    def make_beginning(
+        self,
+        sources: list[int],
+        workers: list[int],
+        target: int,
+        policy: Policy,
+        known: WorkersTold = UNTOLD,
+        *,
+        of_store: bool,
+    ) -> tuple[NamedVersion, float]:
+        """Make the version that replicas begin as, or that a store goes on with after replicas, in the area `target`.
+
+        It is the mean of these workers' replicas in the areas `sources`. With `of_store` the only source has a version
+        of this store's, and these workers' buffers count. Return the same as `mean`.
+        """
+        if not of_store:
+            self.buffers = {
+                worker: {name: value.clone() for name, value in self.pushes[area].buffers.items()}
+                for worker, area in zip(workers, sources, strict=True)
+            }
+            return self.mean(sources, target, policy, known)
+        self._in_groups().mean(sources, target)
+        made, copies = self.pushes[target], [self.buffers[one] for one in sorted(workers) if one in self.buffers]
+        if copies:
+            put(merged(copies, policy), made.buffers)
+        return self._version({**dict(zip(self.names, made.gradients, strict=True)), **made.buffers}, known), 0.0
+
     def _version(self, tensors: dict[str, Tensor], known: WorkersTold) -> NamedVersion:
         """Name these tensors, the fixed part, and tensors that were added, as in that version's structure."""
         structure, added = self._structures[known.edit]

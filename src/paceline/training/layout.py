@@ -200,8 +200,8 @@ class Places:
         return area % self.workers if area < self.owned else None
 
     def slot_start(self, slot: int) -> int:
-        """The slot's first byte."""
-        return slot * self.layout.slot_bytes
+        """The first byte of a version's place: a slot, or a push area behind all slots."""
+        return slot * self.layout.slot_bytes if slot < self.slots else self.push_start(slot - self.slots)
 
     def fixed_start(self, adopted: bool = False) -> int:
         """The fixed part's first byte."""

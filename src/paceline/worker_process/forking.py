@@ -110,7 +110,7 @@ def fork_workers(
             watch=os.pidfd_open(process),
             channel=Channel(our_end, messages.worker.FromWorker, f"worker {worker}"),
             printed=printed,
-            turns=MessageValidation(stored=settings.choice.spec.state == "store"),
+            turns=MessageValidation(stored=settings.choice.has_store),
         )
         for worker, process, (our_end, printed) in zip(workers, processes, lines, strict=True)
     ]

@@ -401,6 +401,8 @@ class WorkerLink:
 
     def begin_to_average(self, averages: AreaAverages) -> None:
         """See `training.link.Link`."""
+        if not self._descriptors:  # it was begun in an earlier part of the protocol
+            return
         end = socket.socket(fileno=self._descriptors.pop())
         channel = Channel(end, messages.worker.ToAverager, "the coordinator")
         start_averager(channel, averages, self.worker)

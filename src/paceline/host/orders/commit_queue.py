@@ -101,6 +101,15 @@ class CommitQueue:
         self._maker.begins(version)
         self.versions.newest = version
 
+    def goes_on_from(self, version: int, *, stored: bool) -> None:
+        """The newest version is that one, which is there and was made otherwise. `stored`: commits go on from there."""
+        self.newest = version
+        if stored:
+            self._shelf.claim(NEWEST, Version(version))
+        self._maker.begins(version)
+        self.versions.is_whole(Version(version))
+        self.versions.made(version)
+
     @property
     def _maker(self) -> RangeMaker:
         """Makes the range of the head's host."""

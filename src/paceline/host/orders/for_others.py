@@ -26,9 +26,9 @@ class ForOthers:
         seats: Mapping[int, WorkerState],
         report: Callable[[AwaitsVersion], object],
         *,
-        stored: bool,
+        stored: Callable[[], bool],
     ) -> None:
-        """`stored`: whether versions are with a store."""
+        """`stored()`: whether versions are with a store now."""
         self._shelf = shelf
         self._pushes = pushes
         self._versions = versions
@@ -39,7 +39,7 @@ class ForOthers:
     def carry_out(self, order: Release | StartPull | StartPush) -> None:
         """Keep what the order is about. Raises NotHere if an update is not ready."""
         match order:
-            case Release(parameters="own") if self._stored:
+            case Release(parameters="own") if self._stored():
                 self._pushes.released(order)
             case Release(parameters="own"):  # its host has all that it computes on
                 self._seats[order.worker].released = order.step

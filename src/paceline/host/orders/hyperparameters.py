@@ -42,6 +42,16 @@ class Hyperparameters:
         self._said[worker, step] = scalars
         return self._edits.said(worker, step, edits)
 
+    def of_replica(self, worker: int, scalars: Scalars | None) -> Scalars | None:
+        """Return what the worker's replica is stepped with, scaled as was ordered. None: what its optimizer has.
+
+        Its worker multiplies rates by the run's own factor.
+        """
+        rate, momentum = self._scales.get(worker, (self._rate_scale, 1.0))
+        if (rate, momentum) == (self._rate_scale, 1.0):
+            return scalars
+        return _scaled(self._workers[worker].scalars if scalars is None else scalars, rate / self._rate_scale, momentum)
+
     def joins(self, worker: int) -> None:
         """The worker takes part from now on, with what the newest version has."""
         self._edits.joins(worker)
@@ -63,9 +73,12 @@ class Hyperparameters:
         if not self.steps_in_store:
             return None
         worker, step, _ = min(order.contributions, key=lambda one: (self._workers[one[0]].joined, one[0], one[1]))
-        rate, momentum = self._scales.get(worker, (self._rate_scale, 1.0))
-        changed = {key: scale for key, scale in (("lr", rate), ("momentum", momentum)) if scale != 1.0}
-        return [
-            {**group, **{key: group[key] * scale for key, scale in changed.items() if key in group}}
-            for group in self._said[worker, step]
-        ]
+        return _scaled(self._said[worker, step], *self._scales.get(worker, (self._rate_scale, 1.0)))
+
+
+def _scaled(scalars: Scalars, rate: float, momentum: float) -> Scalars:
+    """Return these with the learning rates and momenta times the factors."""
+    changed = {key: scale for key, scale in (("lr", rate), ("momentum", momentum)) if scale != 1.0}
+    return [
+        {**group, **{key: group[key] * scale for key, scale in changed.items() if key in group}} for group in scalars
+    ]

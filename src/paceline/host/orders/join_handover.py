@@ -91,6 +91,8 @@ class JoinHandover:
         self._numbers = count()
         self._joinings: dict[int, int] = {}
         """By worker: the number of its last joining. What was packed for an earlier one is not for it."""
+        self._without: dict[int, Sequence[int]] = {}
+        """By worker that has joined and was given no replica so far: who may hand over to it what scripts keep."""
         self._unwritten: dict[int, tuple[int, messages.worker.TakeUp, str]] = {}
         """By worker that begins with a version which is being written: that one, what the worker is told then, and the
         version's file."""
@@ -112,12 +114,23 @@ class JoinHandover:
 
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `Cluster`."""
-        if not self._table.workers:  # else its replica comes by an order, and the rest with it
-            self._joinings[worker] = next(self._numbers)
-            asked = self._asked[worker] = dict.fromkeys(one for one in others if self._hands_over(one))
-            for one in list(asked):
-                self._hand_over(one, worker)
-            self._take_up(worker)
+        if self._cluster.owns_replicas:  # its replica comes by an order, and the rest with it, or a switch comes first
+            self._without[worker] = others
+        else:
+            self._hand_to(worker, others)
+
+    def _hand_to(self, worker: int, others: Sequence[int]) -> None:
+        self._joinings[worker] = next(self._numbers)
+        asked = self._asked[worker] = dict.fromkeys(one for one in others if self._hands_over(one))
+        for one in list(asked):
+            self._hand_over(one, worker)
+        self._take_up(worker)
+
+    def switched(self) -> None:
+        """Another part of the protocol decides, and begins with all that take part."""
+        without, self._without = self._without, {}
+        for worker, others in without.items():
+            self._hand_to(worker, others)
 
     def carry_out(self, order: CopyReplica) -> None:
         """Give the worker the source's replica as it is when the steps are made that were ordered until now."""
@@ -151,6 +164,7 @@ class JoinHandover:
         if copy is None:
             return
         self._takes(worker)
+        self._without.pop(worker, None)
         descriptors = () if copy.packing is None else (copy.packing,)
         self._cluster.send(worker, messages.worker.TakeUp(), descriptors)
         for descriptor in descriptors:
@@ -159,6 +173,7 @@ class JoinHandover:
     def begin_anew(self, worker: int, version: int | None, file: str) -> None:
         """See `Cluster`."""
         self._void(worker)
+        self._without.pop(worker, None)
         if version is None:
             assert self.begun_as is not None  # it is kept until something is recorded
             host = self._cluster.name
@@ -202,6 +217,7 @@ class JoinHandover:
         for packing in self._asked.pop(worker, {}).values():
             _close(packing)
         self._void(worker)
+        self._without.pop(worker, None)
         for joiner, copy in list(self._copies.items()):
             if died and copy.order.source == worker and not copy.there:
                 self._void(joiner)

@@ -42,8 +42,14 @@ class Releases:
         report: Callable[[WorkerEvent], object],
         send: Callable[[int, messages.Message], None],
         arrivals: VersionStreaming | None = None,
+        *,
+        owns_replicas: Callable[[], bool],
     ) -> None:
-        """`steps`: None where no replicas are. `arrivals`: None where other hosts make all versions."""
+        """`steps`: None where there are never replicas. `arrivals`: None where other hosts make all versions.
+
+        `owns_replicas()`: whether each worker owns a replica now.
+        """
+        self._owns_replicas = owns_replicas
         self._shelf = shelf
         self._pulls = pulls
         self._pushes = pushes
@@ -66,13 +72,14 @@ class Releases:
             return
         seat.step, seat.last = order.step, order.last
         self._unsent.setdefault(worker, [])
-        if self._steps is None:
-            self._pushes.released(order)
+        if self._steps is not None and self._owns_replicas():
+            self._compute_replica(order, self._steps)
+            return
+        if self._steps is not None:
+            self._shelf.release(shown(worker))  # it was shown its replica while each worker had one
+        self._pushes.released(order)
         if order.parameters == "own":
-            if self._steps is None:
-                self._go_on(order)
-            else:
-                self._compute_replica(order, self._steps)
+            self._go_on(order)
             return
         version = Version(order.version)
         lacking = self._pushes.lacking(worker, order.version)

@@ -49,6 +49,11 @@ class ReplicaSteps:
         self._waiting: dict[int, set[int]] = {}
         """By group whose mean gradient is made: the members here that are still to be told to step with it."""
 
+    @property
+    def workers(self) -> list[int]:
+        """Those that own a replica."""
+        return list(self._replicas)
+
     def owned_by(self, worker: int) -> bool:
         """Whether the worker owns a replica."""
         return worker in self._replicas

@@ -1,24 +1,34 @@
-"""Switches from one part of a protocol to another: the optimizer's state moves, and all later orders wait for that."""
+"""Switches from one part of a protocol to another: state moves, and all later orders wait for that."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from paceline.core.items import Replica, Version
 from paceline.core.orders import Order, Release, StartPull, StartPush
-from paceline.host.events import Impossible, Report, StatesGiven
+from paceline.host.claims import Owner
+from paceline.host.contract import SwitchVersion
+from paceline.host.events import Impossible, Report, StatesGiven, SwitchMade
 from paceline.ipc import messages
 
 if TYPE_CHECKING:
     from paceline.host.cluster import Cluster
 
+CUT: Owner = ("cut for a switch",)
+"""Who needs the replicas that the next part's first version is made of."""
+MADE: Owner = ("version of a switch",)
+"""Who needs that version until the next part begins with it."""
+
 
 class Switches:
-    """Carries out a switch once all versions are made that were ordered before it.
+    """Carries out a switch once all is made that was ordered before it.
 
     Where workers' optimizers step from then on, each gets the state of the store's. Where the store's steps, it gets
-    the mean of theirs. A worker that dies before it has given its state is not in that mean.
+    the mean of theirs. Replicas begin alike, as a version that the switch makes, and with the mean of those states.
+    After replicas their mean is that version. A worker that dies before it has given its state, or its replica has
+    made its steps, is in no mean.
     """
 
     def __init__(self, cluster: Cluster, report: Report, gives: Callable[[list[int]], list[int]]) -> None:
@@ -31,10 +41,16 @@ class Switches:
         self._cluster = cluster
         self._report = report
         self._gives = gives
-        self._versions_made = False
-        """Whether all versions are made that were ordered before the switch."""
-        self._awaited: dict[int, int | None] = {}
-        """By worker that is to give its optimizer's state: the descriptor of that; None: it has not."""
+        self._members: Sequence[int] = ()
+        """The workers that take part in the next part."""
+        self._makes: SwitchVersion | None = None
+        """The version that the switch makes, if it makes one."""
+        self._cut: dict[int, Replica] = {}
+        """By worker: the replicas that are in that version."""
+        self._all_made = False
+        """Whether all versions are made, or replicas, that were ordered before the switch."""
+        self._awaited: dict[int, int | None] | None = None
+        """By worker that is to give its optimizer's state: the descriptor of that, or None. None: nobody is to."""
 
     @property
     def busy_with(self) -> str | None:
@@ -48,22 +64,26 @@ class Switches:
         else:
             self._when_done.append(call)
 
-    def begin(self, part: int, members: Sequence[int]) -> None:
+    def begin(self, part: int, members: Sequence[int], makes: SwitchVersion | None = None) -> None:
         """Let that part decide. These workers take part in it."""
-        cluster, after = self._cluster, self._cluster.here.choice.part(part).spec
-        if cluster.spec.optimizer == after.optimizer == "store":  # nothing moves, so nothing waits
+        cluster, before, after = self._cluster, self._cluster.spec, self._cluster.here.choice.part(part).spec
+        if makes is None and before.optimizer == after.optimizer == "store":  # nothing moves, so nothing waits
             self._decides(part)
             return
-        self.part, self._versions_made = part, False
-        if after.optimizer == "store":
+        self.part, self._members, self._makes, self._all_made = part, members, makes, False
+        if before.optimizer != "store" and (after.optimizer == "store" or after.state == "replicas"):
             self._awaited = {one: None for one in self._gives(list(members)) if cluster.seats[one].here}
             for worker in self._awaited:
                 cluster.send(worker, messages.worker.GiveState())
-        cluster.commits.when_idle(self._have_made_versions)
+        if before.state == "replicas":
+            assert makes is not None
+            self._cut_through(list(makes.workers))
+        else:
+            cluster.commits.when_idle(self._have_made)
 
     def given(self, worker: int, error: str | None, descriptors: Sequence[int]) -> None:
         """The worker gives its optimizer's state, or can't."""
-        if worker not in self._awaited:
+        if self._awaited is None or worker not in self._awaited:
             return
         if error is not None or not descriptors:
             self._report(Impossible(error or f"worker {worker} has given nothing of its optimizer"))
@@ -78,9 +98,23 @@ class Switches:
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended."""
-        if self._awaited.get(worker, 0) is None:
+        if self._awaited is not None and self._awaited.get(worker, 0) is None:
             del self._awaited[worker]
             self._go_on()
+
+    def made(self, version: int, distance: float | None) -> bool:
+        """The store's process has made that version. Return whether it was to."""
+        if self.part is None or self._makes is None or self._makes.version != version:
+            return False
+        cluster, workers = self._cluster, list(self._cut) or list(self._makes.workers)
+        cluster.transfers.let_go(CUT)
+        self._report(SwitchMade(version, workers, self._members, distance))
+        before, after = cluster.spec, cluster.here.choice.part(self.part).spec
+        if after.optimizer != "store" and (before.optimizer == "store" or after.state == "replicas"):
+            self._send_state()
+        else:
+            self._take_effect(None)
+        return True
 
     def came(self, error: str | None, descriptors: Sequence[int]) -> None:
         """The store's process has packed what the optimizer goes on with elsewhere, or can't."""
@@ -89,41 +123,99 @@ class Switches:
         else:
             self._take_effect(descriptors[0])
 
-    def _have_made_versions(self) -> None:
-        self._versions_made = True
+    def _cut_through(self, workers: Sequence[int]) -> None:
+        """Keep these workers' replicas as they are now, and bring them here once all steps are made.
+
+        If one will never be made, its worker's is not among them.
+        """
+        cluster = self._cluster
+        self._cut = {worker: cluster.replicas.replica(worker) for worker in workers}
+        cluster.transfers.keep(CUT, *self._cut.values())
+
+        def made() -> None:
+            cluster.transfers.bring(CUT, self._cut, self._have_made, lambda lost: without([lost]))
+
+        def without(lost: Iterable[int]) -> None:
+            cluster.transfers.let_go(CUT)
+            left = [worker for worker in workers if worker not in set(lost)]
+            if len(left) == len(workers):
+                cluster.transfers.keep(CUT, *self._cut.values())
+                made()
+            elif left:
+                self._cut_through(left)
+            else:
+                self._report(Impossible("every worker whose replica the next part could begin with has died"))
+
+        cluster.replicas.after(cluster.replicas.workers, made, without)
+
+    def _have_made(self) -> None:
+        self._all_made = True
         self._go_on()
 
     def _go_on(self) -> None:
         cluster = self._cluster
-        if self.part is None or None in self._awaited.values() or not self._versions_made:
+        if self.part is None or not self._all_made or (self._awaited is not None and None in self._awaited.values()):
             return
-        part, store, shares = cluster.here.choice.part(self.part), cluster.store, cluster.shares
-        if cluster.spec.optimizer == "store":
-            shares.when_own_is_whole(lambda: store.send(messages.store.SendState(None, *shares.ask())))
+        part, store, gave = cluster.here.choice.part(self.part), cluster.store, self._awaited
+        if self._makes is None and cluster.spec.optimizer == "store":
+            self._send_state()
             return
-        given, self._awaited = self._awaited, {}
+        given, self._awaited = gave or {}, None
         for _, file in sorted(given.items()):
             assert file is not None
             store.send(messages.store.TakeState(), (file,))
             os.close(file)
-        store.send(messages.store.Become(part.outer))
-        if part.spec.optimizer == "store":
+        if cluster.spec.optimizer != "store":
+            store.send(messages.store.Become(part.outer))
+        if gave is not None:
             self._report(StatesGiven(sorted(given)))
-        if given and cluster.shards:
+        if self._makes is not None:
+            self._make(self._makes)
+        elif given and cluster.shards:
             store.send(messages.store.SendWhole())
         else:
             self._take_effect(None)
+
+    def _send_state(self) -> None:
+        """Have the store's process pack what its optimizer has: `came` follows."""
+        store, shares = self._cluster.store, self._cluster.shares
+        shares.when_own_is_whole(lambda: store.send(messages.store.SendState(None, *shares.ask())))
+
+    def _make(self, makes: SwitchVersion) -> None:
+        """Have the store's process make the version that the next part begins with: `made` follows."""
+        cluster, of_store = self._cluster, self._cluster.spec.state == "store"
+        items = [Version(cluster.newest)] if of_store else list(self._cut.values())
+        sources = [cluster.plan.area(cluster.shelf.place(item)) for item in items]
+        workers = list(makes.workers if of_store else self._cut)
+        target = cluster.shelf.put(Version(makes.version), MADE, cluster.plan.shared)
+        assert target is not None  # `memory_plan.BESIDE_READERS` counts this one
+        order = messages.store.MakeBeginning(
+            makes.version, sources, workers, of_store, cluster.plan.area(target), makes.file, makes.buffers, makes.known
+        )
+        cluster.store.write(order, *items, Version(makes.version))
 
     def _take_effect(self, state: int | None) -> None:
         """Tell all, and let the orders go on that have waited. `state`: the file of what goes elsewhere, if it does."""
         cluster, (number, self.part) = self._cluster, (self.part, None)
         assert number is not None
+        if cluster.owns_replicas:
+            cluster.replicas_end()
         self._decides(number)
         for_workers = cluster.spec.optimizer != "store"
         if for_workers and state is not None:
             cluster.store.send(messages.store.Become(cluster.here.part.outer))
+        makes, self._makes, self._cut = self._makes, None, {}
+        replicas: Mapping[int, int] = {}
+        if makes is not None:
+            cluster.commits.goes_on_from(makes.version, stored=not cluster.owns_replicas)
+            if cluster.owns_replicas:
+                members = [worker for worker in self._members if cluster.seats[worker].trains]
+                replicas = cluster.replicas_begin(members, Version(makes.version))
         cluster.here.tell_part(state if for_workers else None)
-        cluster.others.switched(number, state)
+        cluster.others.switched(number, state, None if makes is None else makes.version, replicas)
+        cluster.put_replicas(replicas)
+        cluster.joins.switched()
+        cluster.shelf.release(MADE)
         done, self._when_done = self._when_done, []
         for call in done:
             call()

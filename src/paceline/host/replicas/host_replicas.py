@@ -70,10 +70,15 @@ class HostReplicas(Placed[Replica]):
 
     # --- what workers begin with --------------------------------------------------------------------
 
-    def begin(self, workers: Iterable[int], there: Item) -> None:
-        """The replicas of these workers, which are here, begin as that item."""
-        for worker in workers:
-            self.steps.becomes(worker, 0, there)
+    def begin(self, changes: Mapping[int, int], there: Item) -> None:
+        """The replicas of these workers, which are here, begin as that item, and get these numbers."""
+        for worker, change in changes.items():
+            self.steps.becomes(worker, change, there)
+
+    def end(self) -> None:
+        """No worker here owns a replica any more. What others still need of them stays."""
+        for worker in self.steps.workers:
+            self.steps.forget(worker)
 
     def adopted(self, worker: int, changes: Mapping[int, int]) -> None:
         """These replicas here are what that worker has written, and get these numbers."""

@@ -91,13 +91,29 @@ class ReplicaTable:
         """The host that steps the worker's replica, or keeps what has become of it."""
         return self._head if worker in self._at_head else self._host_of(worker)
 
-    def begin(self, workers: Collection[int]) -> None:
-        """These workers' replicas begin."""
+    def begin(self, workers: Collection[int]) -> dict[int, int]:
+        """These workers' replicas begin. Return each one's number."""
         for worker in workers:
-            self._replicas[worker] = Replica(worker, 0)
-            self._changes[worker] = self._ordered[worker] = self._made[worker] = 0
+            self._replicas[worker] = Replica(worker, self._next(worker))
+            self._ordered[worker] = self._made[worker] = 0
         self.without.difference_update(workers)
         self._lost.difference_update(workers)
+        return {worker: self._replicas[worker].change for worker in workers}
+
+    def end(self) -> None:
+        """No worker owns a replica any more. What was ordered of replicas is done."""
+        self._replicas.clear()
+        self._unapplied.clear()
+        self._broken.clear()
+        self._at_head.clear()
+        self._lost.clear()
+
+    def put(self, worker: int, step: int) -> int:
+        """The worker is to put its replica where that is stepped, as if that were a step. Return its number then."""
+        self._replicas[worker] = Replica(worker, self._next(worker))
+        self._ordered[worker] += 1
+        self._stepping[worker, step] = None
+        return self._replicas[worker].change
 
     def becomes(self, worker: int) -> int:
         """The worker's replica is another one from now on: the mean of a group, say. Return its number."""
@@ -164,10 +180,7 @@ class ReplicaTable:
         Raises NotHere.
         """
         worker = self.replica(order.worker).worker
-        self._replicas[worker] = Replica(worker, self._next(worker))
-        self._ordered[worker] += 1
-        self._stepping[worker, order.step] = None
-        return self._replicas[worker].change, self._scalars(order)
+        return self.put(worker, order.step), self._scalars(order)
 
     def stepped(self, worker: int, step: int) -> None:
         """The worker's replica has made that step."""

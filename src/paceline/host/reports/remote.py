@@ -96,7 +96,7 @@ class RemoteReports:
             raise MessageUnreadable("it makes no versions")
         if isinstance(message, host_messages.SaidOfSums) and not self._cluster.aggregation.adding(name):
             raise MessageUnreadable("it adds up no updates")
-        if isinstance(message, host_messages.SaidOfReplicas) and not self._cluster.owns_replicas:
+        if isinstance(message, host_messages.SaidOfReplicas) and not self._cluster.here.choice.has_replicas:
             raise MessageUnreadable("no worker there owns a replica")
         if isinstance(message, host_messages.StandsIn) and not self._others.host(name).awaits_offer:
             raise MessageUnreadable("nothing was to stand in for a worker there")

@@ -43,6 +43,8 @@ class StoreReports:
                 return self._written(version, sha256, None)
             case messages.store.MeanRecorded(version=version, sha256=sha256, distance=distance):
                 return self._written(version, sha256, distance)
+            case messages.store.BeginningMade(version=version, distance=distance):
+                return self._cluster.switches.made(version, distance)
             case messages.store.FileKept():
                 return self._cluster.snapshots.kept(message)
             case messages.store.Sealed(error=error):

@@ -101,6 +101,23 @@ class RecordMean(Message):
     known: WorkersTold
 
 
+class MakeBeginning(Message):
+    """Make the version that another part of the protocol begins with in the target area, and write it to a file.
+
+    It is the mean of these replicas, or one version of the store's. `BeginningMade` and `VersionRecorded` follow.
+    """
+
+    version: int
+    sources: list[int]
+    workers: list[int]
+    """Whose replicas these are, or whose buffers the version gets."""
+    of_store: bool
+    target: int
+    file: str
+    buffers: str
+    known: WorkersTold
+
+
 class InstallAdopted(Message):
     """Use the adopted fixed part from now on, and the optimizer's state that comes along, if any."""
 
@@ -250,6 +267,7 @@ ToStore = (
     | Record
     | GoOn
     | RecordMean
+    | MakeBeginning
     | InstallAdopted
     | Restructure
     | TakeValues
@@ -365,6 +383,14 @@ class MeanRecorded(Message):
     """Root mean square of the replicas' Euclidean distances from it."""
 
 
+class BeginningMade(Message):
+    """The version that a part of the protocol begins with is made. It is still to be written."""
+
+    version: int
+    distance: float | None
+    """As in `MeanRecorded`. None: it is a version of the store's."""
+
+
 class FileKept(Message):
     """That file of a snapshot is on disk, or can't be written."""
 
@@ -406,6 +432,7 @@ FromStore = (
     | StateReady
     | VersionRecorded
     | MeanRecorded
+    | BeginningMade
     | FileKept
     | Sealed
     | Restored

@@ -333,9 +333,9 @@ class UpdateMade(Message):
 
 
 class Stepped(Message):
-    """The worker's replica has made that step."""
+    """The worker's replica has made that step, as `MakeStep` had named it."""
 
-    step: Count
+    step: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
     not_finite: str | None
     """A parameter that is NaN or infinite now."""
 
@@ -539,6 +539,8 @@ class SwitchPart(Message):
     pushes: Pushes
     at_once: bool
     tells: bool
+    place: int | None = None
+    """Where that is which a worker shows that is still to join."""
 
 
 class HandOver(Message):
@@ -603,10 +605,15 @@ class MakeUpdate(Message):
     """Put what your own steps since the last version have subtracted into the push area. `UpdateMade` answers this."""
 
 
+BEGINS = -1
+"""The number of the step that only puts a version, with the script's own buffers, where the replica is to be."""
+
+
 class MakeStep(Message):
     """Step the replica from one area to another, which may be the same."""
 
     step: int
+    """Its number, or `BEGINS`."""
     source: int
     target: int
     gradients: int | None

@@ -12,7 +12,7 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from paceline.ipc.messages.worker import MakeStep
+from paceline.ipc.messages.worker import BEGINS, MakeStep
 from paceline.store.chunks import finite
 from paceline.training.averages import AreaAverages
 from paceline.training.device.copier import Arena, Copier
@@ -52,12 +52,15 @@ class ReplicaHolder(Holder):
         self._push.fill()
 
     def step_replica(self, order: MakeStep) -> str | None:
-        """See `Holder`. Step the script's own optimizer on the replica.
+        """See `Holder`. Step the script's own optimizer on the replica, unless this only begins it.
 
         It takes the order's mean gradients, or the script's own, which the script keeps in any case. As in a commit,
         only parameters with a gradient are looked at for NaN, since a frozen mask may be infinite.
         """
         parameters, values = self.context.parameters, self._stepped_values(order)
+        if order.step == BEGINS:
+            self._keep(order.target)
+            return None
         own = [parameter.grad for parameter in parameters]
         if order.gradients is not None:
             for parameter, of_mean in zip(parameters, self._mean(order.gradients), strict=True):
