@@ -212,6 +212,14 @@ def test_a_wait_for_an_average_names_its_group_members_hosts_and_links(tmp_path:
     assert "for averages on the link node-0 → node-1." in explained(folder, "--worker", "2")
 
 
+def test_encoded_gradients_are_brought_to_the_average_that_their_worker_is_in(
+    tmp_path: Path, explained: Explain
+) -> None:
+    encoded = "UPDATE fetches SET kind = 'update', worker = 2, number = 1000 + number WHERE kind = 'partial'"
+    said = explained(averaging(tmp_path / "run", encoded), "--worker", "2", "--step", "3")
+    assert "The link node-1 → node-0 brought 500 kB of updates in " in said
+
+
 def test_a_worker_that_computes_during_an_average_does_not_wait_for_it(tmp_path: Path, explained: Explain) -> None:
     computes = "UPDATE step_times SET compute = compute + wait + pull, wait = 0, pull = 0 WHERE worker = 1"
     said = explained(folder := averaging(tmp_path / "run", computes), "--worker", "1", "--step", "3")

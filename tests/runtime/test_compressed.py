@@ -25,6 +25,22 @@ for epoch in paceline.epochs(2):
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 """)
+NO_BUFFERS = TRAINS.replace("nn.BatchNorm1d(50), ", "")
+"""A store's versions have the buffers of one worker, and replicas those of their own."""
+DIES_INSIDE = """
+import os, signal
+from paceline.training.averages import AreaAverages
+whole, calls = AreaAverages.share, []
+
+def share(*given, **keys):
+    calls.append(None)
+    if len(calls) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(*given, **keys)
+
+if paceline.worker() == 1:
+    AreaAverages.share = share
+"""
 ONE_HOST = ("-n", "4", "--threads", "1")
 TWO_HOSTS = ("--emulate-hosts", "2", "-n", "2", "--threads", "1")
 
@@ -36,7 +52,14 @@ def goes_on(begun: Run, *flags: str) -> Run:
 
 @pytest.mark.parametrize(
     ("codec", "protocol", "share"),
-    [("bf16", "bsp", 0.52), ("int8", "diloco:every=3", 0.29), ("topk:density=0.1", "bsp", 0.23)],
+    [
+        ("bf16", "bsp", 0.52),
+        ("int8", "diloco:every=3", 0.29),
+        ("topk:density=0.1", "bsp", 0.23),
+        ("bf16", "all-reduce", 0.52),
+        ("int8", "all-reduce", 0.29),
+        ("topk:density=0.1", "all-reduce", 0.23),
+    ],
 )
 def test_values_are_those_of_one_host_and_fewer_bytes_cross_links(
     codec: str, protocol: str, share: float, tmp_path: Path
@@ -56,7 +79,7 @@ def test_values_are_those_of_one_host_and_fewer_bytes_cross_links(
     sound(there)
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "diloco:every=4"])
+@pytest.mark.parametrize("protocol", ["bsp", "diloco:every=4", "all-reduce"])
 def test_a_run_that_goes_on_has_the_bits_of_one_in_one_piece(protocol: str, tmp_path: Path) -> None:
     """What encoding has lost is in its snapshots."""
     flags = ("-p", protocol, "--compress", "topk:density=0.1", "-n", "2", "--threads", "1", "--checkpoint", "3")
@@ -66,6 +89,28 @@ def test_a_run_that_goes_on_has_the_bits_of_one_in_one_piece(protocol: str, tmp_
     assert resumed.summary["steps"] == whole.summary["steps"] > 20
     assert same_bits(whole, resumed)
     sound(resumed)
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_all_reduce_steps_with_what_a_store_would_decode_even_where_one_worker_averages_nothing(
+    workers: str, tmp_path: Path
+) -> None:
+    one, other = (
+        run(NO_BUFFERS, "-p", protocol, "--compress", "topk:density=0.1", "-n", workers, tmp_path=tmp_path).completed()
+        for protocol in ("all-reduce", "bsp")
+    )
+    assert same_bits(one, other)
+
+
+@pytest.mark.parametrize("spread", [ONE_HOST, TWO_HOSTS])
+def test_gradients_of_a_group_whose_member_dies_are_averaged_again_as_they_were_encoded(
+    spread: tuple[str, ...], tmp_path: Path
+) -> None:
+    """So what encoding has lost of them is right, and a replay comes to the same bits."""
+    text = TRAINS.replace("import paceline\n", f"import paceline\n{DIES_INSIDE}")
+    ended = run(text, "-p", "all-reduce", "--compress", "topk:density=0.1", *spread, tmp_path=tmp_path).completed()
+    assert ended.rows("SELECT count(*) FROM facts WHERE kind = 'ReduceFailed'") == [(1,)]
+    sound(ended)
 
 
 def test_an_update_that_is_dropped_while_its_worker_goes_on_is_as_if_it_had_not_been_pushed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.scenario.links import ClusterLinks, Direction, Fluid, Route, Way, assumed, ring_bytes
+from paceline.scenario.links import ClusterLinks, Direction, Fluid, Route, Way, assumed, average_bytes
 from paceline.scenario.scenario import HostTable, Network, Scenario
 from support.seeds import each_seed
 
@@ -346,7 +346,14 @@ def test_one_average_alone_takes_a_rings_time_at_the_speed_of_its_links(
 
 @pytest.mark.parametrize(("members", "message", "size"), [(1, 9, 0), (2, 9, 9), (3, 100, 134), (4, 100, 150)])
 def test_each_member_sends_all_but_its_own_piece_twice_in_whole_bytes(members: int, message: int, size: int) -> None:
-    assert ring_bytes(members, message) == size
+    assert average_bytes(members, message) == size
+    assert average_bytes(members, message, encoded=True) == (members - 1) * message
+
+
+def test_what_is_encoded_goes_to_all_members_as_it_is_in_half_as_many_pieces() -> None:
+    of: ClusterLinks[int] = ClusterLinks(Scenario(nodes=4, network=Network(between_nodes=100.0, latency=0.25)), 4)
+    of.average((0, 1, 2, 3), 50, 0.0, 0, encoded=True)
+    assert ends(of) == {0: 3 * 50 / 100 + 3 * 0.25}
 
 
 def test_averages_that_meet_on_a_link_share_it_while_they_overlap() -> None:
@@ -388,7 +395,7 @@ def test_a_nodes_link_is_as_fast_as_the_stores_or_a_workers_own_unless_the_scena
         of: ClusterLinks[int] = ClusterLinks(Scenario(nodes=nodes, network=Network(**given)), 4)  # type: ignore[arg-type]
         flow = of.average(members, 120, 0.0, 0)
         of.finish(INF)
-        assert flow.ended - flow.latency == pytest.approx(ring_bytes(len(members), 120) / between)
+        assert flow.ended - flow.latency == pytest.approx(average_bytes(len(members), 120) / between)
 
 
 def test_workers_are_nodes_of_their_own_where_nothing_is_said_of_nodes() -> None:

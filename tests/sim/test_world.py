@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from paceline.codecs import codec_of
 from paceline.core.choice import Choice, check_fit, choose
 from paceline.core.facts import (
     Fact,
@@ -231,6 +232,17 @@ def test_an_average_ends_when_its_work_is_done_and_its_bytes_have_moved(message:
     scenario = Scenario(compute=1.0, network=Network(bandwidth=B, message=message))
     one = simulation("all-reduce", scenario, 2, steps=20, costs=Summing(scenario, 2, 0))
     assert simulate(one)["wall_seconds"] == 10 * (1.0 + takes)
+
+
+def test_an_average_of_gradients_moves_what_the_codec_makes_of_them_and_one_of_parameters_all() -> None:
+    """Each of two gets the other's: a byte of each four, and a scale of four."""
+    scenario = Scenario(compute=1.0, network=Network(bandwidth=B, message=400))
+    codec = codec_of("int8")
+    assert simulated("all-reduce", scenario, 2, steps=20, codec=codec)["wall_seconds"] == pytest.approx(10 * 2.04)
+    averages_parameters = [
+        simulated("ripples", scenario, 2, steps=20, codec=one)["wall_seconds"] for one in (codec, None)
+    ]
+    assert averages_parameters[0] == averages_parameters[1]
 
 
 def test_a_network_of_groups_changes_nothing_for_a_store() -> None:

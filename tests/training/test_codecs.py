@@ -16,6 +16,7 @@ from paceline.errors import ConfigError
 from paceline.protocols import registry as protocols
 from paceline.store.chunks import CHUNK, cuts_of
 from paceline.store.store import Store
+from paceline.training.averages import AreaAverages
 from paceline.training.encoding import Encoding
 from paceline.training.holders.encoded_push import EncodedPush
 from paceline.training.layout import Layout, Places
@@ -133,13 +134,14 @@ def test_a_codec_is_written_as_it_is_typed() -> None:
     assert set(registry()) == {"bf16", "fp16", "int8", "topk"}
 
 
-def test_a_codec_needs_a_store_that_all_workers_push_to() -> None:
-    for name, spec in protocols().items():
-        if spec.state == "replicas":
-            with pytest.raises(ConfigError, match=f"{name} averages between workers"):
-                check_codec(codec_of("bf16"), choose(name, protocols()))
+def test_a_codec_encodes_what_workers_push_and_no_averages_of_parameters() -> None:
+    for name in protocols():
+        choice = choose(name, protocols())
+        if name in ("ad-psgd", "ripples"):
+            with pytest.raises(ConfigError, match=f"{name} averages parameters, which are not encoded"):
+                check_codec(codec_of("bf16"), choice)
         else:
-            check_codec(codec_of("bf16"), choose(name, protocols()))
+            check_codec(codec_of("bf16"), choice)
 
 
 def test_what_is_lost_of_gradients_does_not_go_into_differences() -> None:
@@ -272,6 +274,29 @@ def test_versions_lack_what_encoding_has_lost_and_nothing_else(written: str) -> 
     for entry, value, version in zip(company.places.layout.moving, plain, versions, strict=True):
         apart = [entry.over(memoryview(one.numpy()).cast("B")) for one in lost]  # type: ignore[arg-type]
         assert torch.allclose(version - value, 0.5 * sum(apart) / 2, rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("written", EVERY)
+def test_an_average_of_encoded_gradients_is_what_a_store_steps_with_whoever_makes_which_share(written: str) -> None:
+    company, places = Company(written, 3), None
+    company.round(gradients_of(2, 3) + gradients_of(1, 4))
+    places = company.places
+    means = []
+    for parts in (1, 3):
+        area = Places.new(places.layout, 3, 4)
+        for worker in range(3):
+            pushed, start, copy = places.push_area(worker), places.push_start(worker), area.push_start(worker)
+            area.region.memory[copy : copy + places.layout.push_bytes] = places.region.memory[start : pushed.stop]
+            for gradient in area.push_area(worker).gradients:
+                gradient.fill_(math.nan)  # nothing is read but what is encoded
+        for part in reversed(range(parts)):
+            AreaAverages(area).share([0, 1, 2], 3, [1 / 3] * 3, part, parts)
+        means.append([one.clone() for one in area.push_area(3).gradients])
+    for entry, before, after, one, other in zip(
+        places.layout.moving, Net().parameters(), places.slot(1), *means, strict=True
+    ):
+        assert torch.equal(one, other), entry.name
+        assert torch.equal(before - 0.5 * one, after), entry.name
 
 
 def test_without_feedback_what_is_lost_stays_lost() -> None:

@@ -80,14 +80,14 @@ def check_codec(codec: Codec | None, choice: Choice) -> None:
     """Raise ConfigError, in one line, if this codec can't encode what workers exchange under that protocol."""
     if codec is None:
         return
-    if len({part.spec.pushes for part in choice.parts}) > 1:
+    for one in choice.parts or (choice,):
+        if one.spec.pushes == "nothing":
+            raise ConfigError(
+                f"--compress is {codec}, and {one.spec.name} averages parameters, which are not encoded: "
+                "leave it out, or name a protocol whose workers push, such as bsp, diloco or all-reduce"
+            )
+    if len({(part.spec.pushes, part.spec.state) for part in choice.parts}) > 1:
         raise ConfigError(
             f"--compress is {codec}, and {choice.parts[0].spec.name} and {choice.parts[1].spec.name} push different "
             "things: what encoding has lost of one's can't go into the other's; leave it out"
         )
-    for one in choice.parts or (choice,):
-        if one.spec.state == "replicas":
-            raise ConfigError(
-                f"--compress is {codec}, and {one.spec.name} averages between workers, where nothing is encoded yet: "
-                "leave it out, or name a protocol with a store, such as bsp or diloco"
-            )

@@ -132,8 +132,8 @@ class Coordinator:
                 run_state.data.ordered(order)
                 run_state.cluster.carry_out(order, at)
                 run_state.versions.ordered(order.version)
-                contributions = order.contributions if isinstance(order, ApplyUpdate) else ()
-                run_state.snapshots.ordered(order.version, contributions)
+                applied = order.contributions if isinstance(order, ApplyUpdate) else ((order.worker, order.step, 1.0),)
+                run_state.snapshots.ordered(order.version, applied)
                 run_state.shutdown.stepped(run_state.data.steps)
             case Hold(worker=worker, why=why):
                 run_state.members[worker].wait(why)

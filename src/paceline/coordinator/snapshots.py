@@ -99,7 +99,7 @@ class Snapshots:
         """The time of the last fact."""
         self._next_steps: dict[int, int] = {}
         self._applied: dict[int, int] = {}
-        """By worker: the last step that a version has."""
+        """By worker: the last step that a version has, or its replica."""
         self._version = 0
         """The newest version that was ordered."""
         self._new: set[int] = set()
@@ -140,8 +140,8 @@ class Snapshots:
             case TrainingBegan(members=members):
                 self._next_steps |= {worker: step for worker, _, step in members}
 
-    def ordered(self, version: int, contributions: Iterable[tuple[int, int, float]] = ()) -> None:
-        """A version was ordered: of the store, from these contributions, or of a replica."""
+    def ordered(self, version: int, contributions: Iterable[tuple[int, int, float]]) -> None:
+        """A version of the store was ordered, or of a replica, from these contributions."""
         self._version, self._in_a_round = version, False
         self._applied |= {worker: step for worker, step, _ in contributions}
         if (self._due.reached(self._data.samples) or self._stop is not None) and self._draft is None:

@@ -34,7 +34,7 @@ from paceline.host.overlap import Computing
 from paceline.host.replicas.host_replicas import HostReplicas
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.server import ShardServer
-from paceline.host.shards.summands import Summands, UpdateBuffers
+from paceline.host.shards.summands import Gathered, Summands, UpdateBuffers
 from paceline.host.store_process import StoreProcess
 from paceline.host.training_start import TrainingStart
 from paceline.host.version_items import Versions, written_by
@@ -144,7 +144,8 @@ class Host:
                 never_comes=None if authority is None else authority.copy_never_comes,
             )
         self.computing = Computing()
-        self.summands = Summands(self.shelf, self.memory, self.reducer, self.computing, self.own, host_of)
+        kind = Summands if self.replicas is None else Gathered
+        self.summands = kind(self.shelf, self.memory, self.reducer, self.computing, self.own, host_of)
         kinds: dict[type[Item], ItemKind[Any]] = {
             Version: self.versions,
             Beginning: self.versions,

@@ -150,7 +150,7 @@ class Versions(Placed[Version | Beginning]):
         if isinstance(item, Beginning) and self._name == self._head:
             return [(self._host_of(item.worker), 0, self.view(item).nbytes)]
         if self._of_replicas():  # they have flags and buffers, too
-            return [(self._head, 0, offer.push_bytes)]
+            return [(self._head, 0, offer.replica_bytes)]
         if isinstance(item, Beginning) or self._begins():
             return [(self._head, 0, offer.cuts[-1])]
         shards = self.shards or [Shard(self._head, 0, offer.cuts[-1])]

@@ -91,10 +91,11 @@ def lack_of_memory(offer: Offered, choice: Choice, workers: int, available: int,
         needed += state_bytes if steps_in_store else here * (state_bytes + offer.slot_bytes)
         if spec.optimizer == "outer" and spec.outer(choice.config).momentum:
             needed += copies * offer.slot_bytes
-        needed += 4 * here * offer.slot_bytes if offer.encoded_cuts else 0  # see `training.residual`
         state = "the optimizer's state" if steps_in_store else "each worker's own parameters and optimizer's state"
-        state += ", what each worker encodes" if offer.encoded_cuts else ""
         what = f"{slots} versions, {workers} updates and {state}, of {offer.slot_bytes:,} bytes each"
+    if offer.encoded_cuts:  # see `training.residual`
+        needed += 4 * here * offer.slot_bytes
+        what += ", and what each worker encodes"
     if needed <= available:
         return ""
     what += ", and a copy of each state for snapshots: none with --checkpoint 0" if keeps else ""

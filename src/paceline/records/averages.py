@@ -43,8 +43,8 @@ class AverageTracker:
         """`model`: the run as it is at each moment."""
         self._model = model
         self._rows = ledger.execute(
-            "SELECT fact, kind, source, host, number, bytes, began, ended FROM fetches "
-            "WHERE kind IN ('partial', 'mean') ORDER BY rowid"
+            "SELECT fact, kind, source, host, worker, number, bytes, began, ended FROM fetches "
+            "WHERE kind IN ('partial', 'mean', 'update') ORDER BY rowid"
         )
         self._next = next(self._rows, None)
         self._at_work: dict[int, Average] = {}
@@ -76,8 +76,11 @@ class AverageTracker:
     def _read(self) -> None:
         """Read the fetches before the last fact."""
         while self._next is not None and self._next[0] < self._model.facts:
-            _, kind, source, host, group, size, began, ended = self._next
-            if (average := self._at_work.get(group)) is not None:
+            _, kind, source, host, worker, number, size, began, ended = self._next
+            average = self._at_work.get(number)
+            if kind == "update":  # an encoded gradient, and a worker is in one group at a time
+                average = next((one for one in self._at_work.values() if worker in one.members), None)
+            if average is not None:
                 average.moved.setdefault((source, host), {}).setdefault(kind, MovedBytes()).add(size, began, ended)
                 average.last = source, host
             self._next = next(self._rows, None)

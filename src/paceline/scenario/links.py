@@ -11,6 +11,7 @@ B is the least bandwidth of the route, and n equal ones at once on the same way 
   each. On one node it uses the node's memory, and otherwise the link of each of its nodes. A group with several members
   on a node may be slower, as they share that link. So averages share links in parts of time: one that would take a
   second alone uses each of its ways for a second. The store's link is not among them.
+- Encoded, the M bytes of each member go to all others as they are: each sends g - 1 pieces of M bytes.
 - Each host has a full-duplex link to all others. A transfer uses its source's way out and its target's way in.
 
 Source: max-min fairness as in Bertsekas and Gallager, Data Networks (1992), section 6.5.2. A ring's time is the usual
@@ -306,14 +307,16 @@ class ClusterLinks(Fluid[What]):
         """Begin a push or a pull of so many bytes."""
         return self.begin(self._store[direction], size, at, what, self._latency)
 
-    def average(self, members: tuple[int, ...], message: int, at: float, what: What) -> Flow[What]:
+    def average(
+        self, members: tuple[int, ...], message: int, at: float, what: What, *, encoded: bool = False
+    ) -> Flow[What]:
         """Begin a group's average of a message of so many bytes."""
         on_each = Counter(self._nodes[worker] for worker in members)
         inside = len(on_each) == 1
         speed = self._within if inside else self._between if max(on_each.values()) == 1 else self._mixed
         ways = tuple(self._of_nodes.setdefault((node, inside), Way(1.0)) for node in on_each)
-        seconds = ring_bytes(len(members), message) / speed
-        return self.begin(_route(ways), seconds, at, what, 2 * (len(members) - 1) * self._latency)
+        seconds = average_bytes(len(members), message, encoded=encoded) / speed
+        return self.begin(_route(ways), seconds, at, what, (1 if encoded else 2) * (len(members) - 1) * self._latency)
 
     def between(self, source: str, target: str, size: int, at: float, what: What) -> Flow[What]:
         """Begin to move so many bytes from one host to another."""
@@ -321,9 +324,10 @@ class ClusterLinks(Fluid[What]):
         return self.begin(_route((out, into)), size, at, what, latency + more)
 
 
-def ring_bytes(members: int, message: int) -> int:
+def average_bytes(members: int, message: int, *, encoded: bool = False) -> int:
     """Return the bytes that each of so many members sends, and receives, to average a message."""
-    return -(-2 * (members - 1) * message // members)  # rounded up
+    pieces = 2 * (members - 1)
+    return pieces * message // 2 if encoded else -(-pieces * message // members)  # rounded up
 
 
 def assumed(scenario: Scenario, protocol: str) -> str | None:

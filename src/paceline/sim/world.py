@@ -50,7 +50,7 @@ from paceline.core.phrases import workers_named
 from paceline.errors import RunFailed
 from paceline.records.journal import Journal
 from paceline.records.times import FetchTimes, StepTimes, TransferTimes, exposed
-from paceline.scenario.links import ClusterLinks, Flow, Route, Way, ring_bytes
+from paceline.scenario.links import ClusterLinks, Flow, Route, Way, average_bytes
 from paceline.scenario.scenario import Kill, Scenario, Slowdown
 from paceline.sim.costs import Costs
 
@@ -660,7 +660,8 @@ class World:
     # --- groups ---------------------------------------------------------------------------------------
 
     def _average(self, order: Reduce) -> None:
-        moving = self._links.paces_averages
+        moving, encoded = self._links.paces_averages, order.what == "gradients" and self._pushed < self._message
+        message = self._pushed if encoded else self._message
         group = self._groups[order.group] = _Group(order.members, self.now, moving)
         for member in order.members:
             if member in self._workers:
@@ -669,7 +670,7 @@ class World:
         def moved(flow: Flow[Ended]) -> Fact | None:
             times = TransferTimes(flow.began, flow.ended, flow.ended)
             for member in order.members:
-                size = ring_bytes(len(order.members), self._message)
+                size = average_bytes(len(order.members), message, encoded=encoded)
                 self._journal.ledger.transferred(member, "average", order.group, size, times)
             group.moving = False
             return self._averaged(order.group) if group.summed else None
@@ -679,7 +680,7 @@ class World:
             return None if group.moving else self._averaged(order.group)
 
         if moving:
-            self._links.average(order.members, self._message, self.now, moved)
+            self._links.average(order.members, message, self.now, moved, encoded=encoded)
         self._work(None, self._costs.average(order), summed)
 
     def _averaged(self, number: int) -> Fact:

@@ -2,7 +2,7 @@
 
 A push area has each parameter's gradient where a slot has the parameter, and flags that say which gradients there are.
 `push` writes that form. Commits, their search for NaN, and averages of gradients all read it by
-`GradientRange.gradient`. What is encoded is decoded to that form before: see `training.encoding`.
+`GradientRange.gradient`. What is encoded is decoded to that form before, by `decode`: see `training.encoding`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.training.layout import Entry, Places, PushArea
+from paceline.training.layout import Entry, Layout, Places, PushArea
 
 
 @dataclass(slots=True)  # a frozen one takes four times as long to make
@@ -47,6 +47,14 @@ class GradientRange:
         if found is None:
             found = self._views[pushed.start] = self.entry.over(memory, pushed.start)
         return found
+
+
+def decode(layout: Layout, memory: memoryview, pushed: Sequence[GradientReader], begin: int, end: int) -> None:
+    """Decode these bytes of what was pushed, in a run with a codec, to where the gradients are read."""
+    if (encoding := layout.encoding) is not None:
+        for one in pushed:
+            start = one.start + layout.encoded_offset
+            encoding.decode(memory, start, memory, one.start, one.present, begin, end)
 
 
 def add_up(terms: Sequence[tuple[Tensor, float]], total: Tensor) -> None:

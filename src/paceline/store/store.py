@@ -44,7 +44,7 @@ from paceline.store.chunks import (
     state_of,
     user_class,
 )
-from paceline.store.gradient_reader import GradientReader, add_up
+from paceline.store.gradient_reader import GradientReader, add_up, decode
 from paceline.store.shares import NOT_PLAIN, StateMean, StateShare, Whole, plain, scalars_in
 from paceline.store.snapshots import OfReplica, OfStore, OfWorker, StateSnapshot, put, read, write
 from paceline.training.averages import AreaAverages, Policy, merged
@@ -623,7 +623,7 @@ class Store:
             for keeping in keepings:
                 keeping.take(part)
             if not mean:
-                self._decode(pushed, *self._bytes[id(part)])
+                decode(self.layout, self.memory, pushed, *self._bytes[id(part)])
             part.commit(self.memory, source, target, pushed, whole, lane, limit)
             checksum += part.checksum(self.memory, target)
             if look and found is None:
@@ -638,13 +638,6 @@ class Store:
 
     def _pushed(self, contributions: Sequence[tuple[int, float]]) -> list[GradientReader]:
         return [GradientReader.of(self.places, area, self.pushes[area], weight) for area, weight in contributions]
-
-    def _decode(self, pushed: Sequence[GradientReader], begin: int, end: int) -> None:
-        """Decode these bytes of what was pushed, in a run with a codec, to where the gradients are read."""
-        if (encoding := self.layout.encoding) is not None:
-            for one in pushed:
-                start = one.start + self.layout.encoded_offset
-                encoding.decode(self.memory, start, self.memory, one.start, one.present, begin, end)
 
     def _limit(
         self, clip: Clip, target: int, pushed: Sequence[GradientReader], threads: int, norms: Norms | None
@@ -672,7 +665,8 @@ class Store:
         def norms_of(share: Sequence[int]) -> dict[int, Tensor]:
             found = {}
             for number in share:
-                self._decode(pushed, self.layout.moving[number].offset, self.layout.moving[number].stop)
+                whole = self.layout.moving[number]
+                decode(self.layout, self.memory, pushed, whole.offset, whole.stop)
                 terms = [(self._gradient(one, number), one.weight) for one in pushed if one.present[number]]
                 if not terms:
                     continue

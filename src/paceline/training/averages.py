@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.store.chunks import TELLS, NotFinite, Piece, chunks_of, finite
-from paceline.store.gradient_reader import GradientRange, GradientReader, add_up
+from paceline.store.gradient_reader import GradientRange, GradientReader, add_up, decode
 from paceline.training.layout import Entry, Places, PushArea
 
 Policy = Literal["mean", "leader", "local"]
@@ -75,9 +75,10 @@ class AreaAverages:
         average, from the first to the one after the last; both begin chunks.
 
         Without weights it is the mean of parameters and buffers, and all flags are set. With weights it is, for each
-        parameter, the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it. If no
-        source has it, the target's flag is 0 and its value untouched. Buffers are averaged either way, as
-        `merged` does. The first share makes buffers and flags. Raises ValueError if the target is a source.
+        parameter, the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it. What is
+        encoded is decoded before. If no source has it, the target's flag is 0 and its value untouched. Buffers are
+        averaged either way, as `merged` does. The first share makes buffers and flags. Raises ValueError if the target
+        is a source.
         """
         _check(sources, target)
         mine, of = self._share(part, parts, within), len(sources) if of is None else of
@@ -88,6 +89,7 @@ class AreaAverages:
             contributions = zip(sources, weights, strict=True)
             pushed = [GradientReader.of(self._places, area, self._area(area), weight) for area, weight in contributions]
             for run, apart in zip(mine.runs, mine.apart, strict=True):
+                decode(self._places.layout, self._places.region.memory, pushed, run.entry.offset, run.entry.stop)
                 self._weighted(pushed, target, run, apart)
         if mine.first:
             own = self._area(target)

@@ -249,6 +249,7 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         offer = offer_of(link, layout, given, options, passes, len(plateaus_of(schedules)))
     started = link.start(offer)
     begin, followed = started.begin, Followed(model)
+    unapplied = 1 if begin.state == "replicas" else begin.areas
     context = TrainingContext(
         link=link,
         places=Places(layout, started.region, begin.slots, link.workers, begin.areas),
@@ -256,7 +257,7 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         optimizer=optimizer,
         parameters=[followed.parameters[entry.name] for entry in layout.moving],
         clip=options.clip,
-        residual=Residual(layout, begin.areas) if link.codec is not None and link.codec.feedback else None,
+        residual=Residual(layout, unapplied) if link.codec is not None and link.codec.feedback else None,
     )
     session = ScriptProcess.session = Session(context, started, offer.offered, kept, schedules)
     pace(optimizer, session)

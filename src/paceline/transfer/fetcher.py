@@ -14,7 +14,7 @@ from paceline.core.facts import Fact
 from paceline.core.items import Replica, Update, Version
 from paceline.host.claims import Owner
 from paceline.records.times import TransferTimes
-from paceline.scenario.links import ClusterLinks, Direction, Flow, ring_bytes
+from paceline.scenario.links import ClusterLinks, Direction, Flow, average_bytes
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
     from paceline.transfer.manager import TransferManager
@@ -103,14 +103,16 @@ class ShapedFetcher:
             self._ends(then)
             return began
 
-        _, size = self.sizes
+        size, whole = self.sizes
+        encoded = size < whole
 
         def moved(flow: Flow[Called]) -> Fact | None:
             for worker in members:
-                self._ended(worker, "average", group, ring_bytes(len(members), size), self._times(flow))
+                each = average_bytes(len(members), size, encoded=encoded)
+                self._ended(worker, "average", group, each, self._times(flow))
             return then(flow.ended)
 
-        return self._links.average(members, size, self._moment(), moved).began
+        return self._links.average(members, size, self._moment(), moved, encoded=encoded).began
 
     def next(self, until: float) -> Fact | None:
         """Return what came of the earliest fetch that has ended by then: each once, in the order of their ends."""

@@ -380,6 +380,12 @@ def grouped(seed: int) -> History:
     return replace(history, faults=(*history.faults, *dies))
 
 
+def encoding(seed: int) -> History:
+    """Draw a history in which a group averages what workers have encoded."""
+    history = grouped(seed)
+    return replace(history, protocol="all-reduce", script=replace(history.script, encodes=True))
+
+
 def alone(seed: int) -> History:
     """Draw a history of a run on one host, of any protocol."""
     history, lots = drawn(seed), random.Random(f"alone {seed}")

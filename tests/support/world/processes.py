@@ -191,6 +191,8 @@ class Script:
     """How often it calls `state_dict` between two steps."""
     pieces: int = 1
     """Of its model. See `CUTS`."""
+    encodes: bool = False
+    """Whether updates are encoded. They are as large as others, and lie where these do."""
 
     def offer(self) -> messages.worker.Offered:
         """What a worker brings to `prepare`."""
@@ -202,6 +204,7 @@ class Script:
                 "flags_bytes": FLAGS,
                 "buffers_bytes": SIZE,
                 "cuts": CUTS[self.pieces],
+                "encoded_cuts": CUTS[self.pieces] if self.encodes else [],
                 "fixed_bytes": FIXED,
                 "scalars": [{"lr": 0.5, "momentum": 0.9}],
                 "loads": self.loads,
@@ -681,7 +684,7 @@ class Averager(Program):
         worker, memory = self._worker, self._memory
         assert worker.replicas is not None
         group = worker.replicas.groups[order.group]
-        terms, weights, made = group.share(worker.host, order.of)
+        terms, weights, made = group.share(worker.host, order.of, gathers=worker._script.encodes)
         if order.members != sorted(group.parts[worker.host]) or order.weights != weights:
             raise Wrong(f"{self.what} is to make a share of {group} by {order}")
         if len(order.sources) != len(terms) or order.target in order.sources:

@@ -33,11 +33,14 @@ class Group:
             return self.terms[members[0]]
         return digest("partial", self.order.group, host, tuple(self.terms[worker] for worker in members))
 
-    def share(self, host: str, of: int) -> tuple[list[bytes], list[float] | None, bytes]:
-        """What a share is made of that is ordered at that host, the weights, and what comes of it."""
-        own = self.parts[host]
+    def share(self, host: str, of: int, *, gathers: bool) -> tuple[list[bytes], list[float] | None, bytes]:
+        """What a share is made of that is ordered at that host, the weights, and what comes of it.
+
+        `gathers`: whether each host has what all members give.
+        """
+        own = sorted(self.terms) if gathers else self.parts[host]
         assert of in (0, len(self.terms)), f"it is an average of {len(self.terms)}, and not of {of}"
-        if not of or len(self.parts) == 1:
+        if not of or gathers or len(self.parts) == 1:
             weights = [self.weights[worker] for worker in own] if self.weights else None
             return [self.terms[worker] for worker in own], weights, self.mean if of else self.given(host)
         # what a host has summed is weighted by then

@@ -3,6 +3,7 @@
 Members on one host sum in memory. If a group has members on several hosts, each of these hosts first adds up what its
 own members have: its *partial*. Then it fetches its slice of every other host's partial, adds the slices up in the
 hosts' order, and fetches the other slices of the mean. So a link carries 2 (H - 1) / H models each way, as in a ring.
+Encoded gradients can't be summed. So each host fetches those of all members, and makes all of the mean itself.
 
 A replay computes all hosts' parts on one machine, in the same order of sums: to the same bits.
 """
@@ -15,7 +16,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, cast
 
-from paceline.core.items import Item, Mean, Partial
+from paceline.core.items import Item, Mean, Partial, Update
 from paceline.core.shards import Shard, cut, pieces
 from paceline.errors import MessageUnreadable, PeerLost
 from paceline.host.claims import Owner
@@ -63,6 +64,8 @@ class Group:
     """The place of the mean, which no member has as its replica."""
     parts: tuple[GroupShare, ...]
     """In the order in which they are summed."""
+    brought: tuple[Update, ...] = ()
+    """What comes from other hosts before anything is summed: encoded gradients of members."""
 
     @property
     def of(self) -> int:
@@ -85,6 +88,8 @@ class _Work:
     group: Group
     mine: tuple[int, ...]
     """Members whose threads make shares here."""
+    coming: set[Update]
+    """What is still to come before anything is summed."""
     awaited: set[int] = field(default_factory=set)
     """Of these, those whose share is not made yet."""
     sums: list[tuple[GroupShare, Range]] = field(default_factory=list)
@@ -175,9 +180,10 @@ class Averaging(Placed[Partial | Mean]):
         """Make this host's part of that average. `Averaged` is reported once the mean is here."""
         here = [part for part in group.parts if self.is_at(part.host)]
         elsewhere = [part for part in group.parts if not self.is_at(part.host)]
-        members = sorted(worker for part in here for worker in part.members)
+        away = {update.worker for update in group.brought}
+        members = sorted(worker for part in here for worker in part.members if worker not in away)
         mine = tuple(worker for worker in members if worker in self._averagers)
-        work = self._works[group.number] = _Work(group, mine)
+        work = self._works[group.number] = _Work(group, mine, set(group.brought))
         work.broken = len(mine) < len(members) and not self._deaths_are_told
         hosts = [part.host for part in group.parts]
         work.slices = cut(self._memory.offer.averaged_at, hosts) if elsewhere else [Shard(self._name, 0, self._end)]
@@ -190,9 +196,19 @@ class Averaging(Placed[Partial | Mean]):
             self._fetch(Partial(group.number, part.host), lambda: None, partial(self._came, work, part.host))
         if not work.whole:
             self._fetch(Mean(group.number), partial(self._whole, work))
+        for update in group.brought:
+            self._fetch(update, partial(self._brought, work, update))
         if self._carrier is not None and len(group.parts) > 1:
             self._carrier.made(Partial(group.number, self._name))
         self._go_on(work)
+
+    def make_room(self, update: Update) -> None:
+        """Give that gradient of another host's worker its place, which a group about to begin keeps until its end."""
+        if self._shelf.has(update):  # the head keeps the places of all workers' updates
+            self._shelf.claim(_owner(update), update)
+        else:
+            place = self._shelf.put(update, _owner(update), self._plan.of(update.worker), comes=True)
+            assert place is not None, f"there is no place for {update}"
 
     def _give(self, work: _Work, part: GroupShare) -> None:
         """Lay out what the members of a host give, if that is no member's own place."""
@@ -231,8 +247,8 @@ class Averaging(Placed[Partial | Mean]):
         """All know how that group has ended. What it needed besides its mean is needed no more."""
         work = self._works.pop(number)
         self._cancel(work)
-        for host in work.terms:
-            self._shelf.release(_owner(Partial(number, host)))
+        for item in _items(work):
+            self._shelf.release(_owner(item))
 
     def is_at(self, host: str) -> bool:
         """Whether that host's part of averages is made here."""
@@ -300,7 +316,7 @@ class Averaging(Placed[Partial | Mean]):
         if work.dropped:
             work.over = True
             self._report(GivenUp(work.group.number))
-        elif work.broken:
+        elif work.broken or work.coming:
             pass  # a member has died: whoever numbers groups is about to give this one up
         elif work.sums:
             part, within = work.sums.pop(0)
@@ -392,10 +408,14 @@ class Averaging(Placed[Partial | Mean]):
             self._go_on(work)
 
     def _fetch(
-        self, item: Partial | Mean, there: Callable[[], None], more: Callable[[int, int], None] | None = None
+        self, item: Partial | Mean | Update, there: Callable[[], None], more: Callable[[int, int], None] | None = None
     ) -> None:
         assert self._carrier is not None
         self._carrier.fetch(item, _fetched(item), there, None, more)  # with its host, members die: the group fails
+
+    def _brought(self, work: _Work, update: Update) -> None:
+        work.coming.discard(update)
+        self._go_on(work)
 
     def _came(self, work: _Work, host: str, begin: int, end: int) -> None:
         work.summed[host].add(begin, end)
@@ -408,10 +428,13 @@ class Averaging(Placed[Partial | Mean]):
     def _cancel(self, work: _Work) -> None:
         """Fetch nothing for it any more."""
         if self._carrier is not None:
-            items: list[Item] = [Mean(work.group.number)]
-            items += [Partial(work.group.number, host) for host in work.terms]
-            for item in items:
+            for item in (Mean(work.group.number), *_items(work)):
                 self._carrier.cancel(_fetched(item))
+
+
+def _items(work: _Work) -> list[Item]:
+    """What the group needs besides its mean."""
+    return [*(Partial(work.group.number, host) for host in work.terms), *work.group.brought]
 
 
 def _weight(part: GroupShare) -> float:

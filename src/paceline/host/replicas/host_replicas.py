@@ -56,6 +56,7 @@ class HostReplicas(Placed[Replica]):
             shelf, plan, loop, carrier, report, workers.give_up, memory, name=name, deaths_are_told=deaths_are_told
         )
         self._plan = plan
+        self._name = name
         self._carrier = carrier
         self._report = report
         self._never_comes = never_comes
@@ -167,7 +168,7 @@ class HostReplicas(Placed[Replica]):
         host, offer = self._coming[item], self._memory.offer
         return [
             *pieces(offer.averaged_at, [Shard(host, 0, offer.cuts[-1])]),
-            (host, offer.cuts[-1], offer.push_bytes),
+            (host, offer.cuts[-1], offer.replica_bytes),
         ]
 
     def free(self, item: Replica, whole: bool) -> None:
@@ -189,11 +190,28 @@ class HostReplicas(Placed[Replica]):
         self._members[order.group] = members, order.parts[0].weights is not None
         target = self._shelf.put(Mean(order.group), mean_of(order.group), self._plan.shared)
         assert target is not None  # `memory_plan.REPLICAS` counts this one
+        if order.parts[0].weights is not None and self._memory.offer.encoded_cuts:
+            self.averaging.begin(self._gathered(order, target))
+            return
         parts = tuple(
             GroupShare(part.host, part.members, self._sources(part) if part in here else part.numbers, part.weights)
             for part in order.parts
         )
         self.averaging.begin(Group(order.group, target, parts))
+
+    def _gathered(self, order: host_messages.AverageGroup, target: int) -> Group:
+        """Encoded gradients can't be summed: all come to each host, which makes all of the mean, in the same order."""
+        terms, brought = list[tuple[int, int, float]](), list[Update]()
+        for part in order.parts:
+            assert part.weights is not None
+            for worker, step, weight in zip(part.members, part.numbers, part.weights, strict=True):
+                update = Update(worker, step)
+                if not self.averaging.is_at(part.host):
+                    self.averaging.make_room(update)
+                    brought.append(update)
+                terms.append((worker, self._shelf.place(update), weight))
+        members, sources, weights = zip(*sorted(terms), strict=True)
+        return Group(order.group, target, (GroupShare(self._name, members, sources, weights),), tuple(brought))
 
     def _sources(self, part: host_messages.GroupPart) -> tuple[int, ...]:
         """The places of what the members give, which are here."""

@@ -83,6 +83,24 @@ class Summands(Placed[Update | Sum]):
         return "here" if self._shelf.has(item) else "gone"
 
 
+class Gathered(Summands):
+    """The same where groups average: what is encoded comes to each host of a group, all of it at once."""
+
+    def ranges(self, item: Update | Sum) -> list[tuple[str, int, int]]:
+        """See `ItemKind`."""
+        assert isinstance(item, Update)  # nothing that is encoded is added up
+        offer, host = self._memory.offer, self._host_of(item.worker)
+        cuts = offer.encoded_cuts
+        return [(host, offer.cuts[-1], offer.buffers_at[1]), *pieces(cuts, [Shard(host, cuts[0], cuts[-1])])]
+
+    def lay(self, item: Update | Sum, number: int) -> Span:
+        """See `ItemKind`."""
+        return Placed.lay(self, item, number)
+
+    def free(self, item: Update | Sum, whole: bool) -> None:
+        """See `ItemKind`. Its group lets it go."""
+
+
 class UpdateBuffers(ItemKind[Buffers]):
     """A worker's buffers as of a step, which lie behind its update."""
 

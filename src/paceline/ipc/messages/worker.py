@@ -97,6 +97,11 @@ class Offered(Message):
         return self.encoded_cuts or self.cuts
 
     @property
+    def replica_bytes(self) -> int:
+        """Bytes of a replica, with flags and buffers. What is encoded in a push area lies behind these."""
+        return self.buffers_at[1]
+
+    @property
     def update_bytes(self) -> int:
         """Bytes of an update."""
         return self.encoded_cuts[-1] - self.encoded_cuts[0] if self.encoded_cuts else self.model_bytes

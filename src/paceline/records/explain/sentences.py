@@ -291,7 +291,7 @@ def _carried(found: Findings) -> Iterator[str]:
         return
     busiest = sorted(found.links, key=lambda link: -link.busy.seconds)
     for link in busiest[:SHOWN]:
-        yield f"The link {link} carried {_what_moved(link.kinds, replicas=not codec)}."
+        yield f"The link {link} carried {_what_moved(link.kinds, replicas=found.run.choice.spec.groups)}."
     if rest := busiest[SHOWN:]:
         yield f"{count(len(rest), 'more link')} carried things for a shorter time."
 

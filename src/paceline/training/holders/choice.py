@@ -29,7 +29,7 @@ def holder_of(begin: Begin | SwitchPart, context: TrainingContext, copier: Copie
         return _on_device(begin, context, copier, encoded)
     if begin.state == "replicas":
         window = Windowed(places.region, layout.push_bytes, layout.moving, context.parameters)
-        return ReplicaHolder(context, NoPush() if begin.pushes == "nothing" else AreaPush(context), window)
+        return ReplicaHolder(context, NoPush() if begin.pushes == "nothing" else encoded or AreaPush(context), window)
     if begin.local_steps:
         own = OwnMemory(places, context.parameters)
         return OwnStep(context, encoded or AreaPush(context), own, at_once=begin.at_once)
@@ -44,7 +44,7 @@ def _on_device(
     layout, owned = context.places.layout, begin.state == "replicas"
     shown = DeviceParameters(context, copier, layout.push_bytes if owned else layout.slot_bytes)
     if owned:
-        push = NoPush() if begin.pushes == "nothing" else DeviceGradients(context, copier)
+        push = NoPush() if begin.pushes == "nothing" else encoded or DeviceGradients(context, copier)
         return DeviceReplica(context, push, shown, copier)
     if begin.local_steps:
         return OwnStep(context, encoded or DeviceUpdates(context, copier), shown, at_once=begin.at_once)

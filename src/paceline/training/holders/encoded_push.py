@@ -98,6 +98,11 @@ class EncodedPush(GradientPush, UpdatePush):
         self._encoding.decode(self._places.region.memory, self._start(number), there, 0, present)
         return [entry.over(there) if one else None for entry, one in zip(self._layout.moving, present, strict=True)]
 
+    def seen(self) -> list[Tensor | None]:
+        """Return what others see of the last push, each beside its parameter."""
+        pushed = zip(self.pushed(self._number), self._context.parameters, strict=True)
+        return [None if one is None else one.to(parameter.device) for one, parameter in pushed]
+
     def _encode(self, part: EncodedPart, lost: tuple[Tensor, Tensor] | None) -> None:
         """Put that part's values into the area.
 

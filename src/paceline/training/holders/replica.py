@@ -16,6 +16,7 @@ from paceline.ipc.messages.worker import BEGINS, MakeStep
 from paceline.store.chunks import finite
 from paceline.training.averages import AreaAverages
 from paceline.training.device.copier import Arena, Copier
+from paceline.training.holders.encoded_push import EncodedPush
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.parameter_views import DeviceParameters, ParameterViews
 from paceline.training.holders.push import GradientPush, NoPush
@@ -54,17 +55,21 @@ class ReplicaHolder(Holder):
     def step_replica(self, order: MakeStep) -> str | None:
         """See `Holder`. Step the script's own optimizer on the replica, unless this only begins it.
 
-        It takes the order's mean gradients, or the script's own, which the script keeps in any case. As in a commit,
-        only parameters with a gradient are looked at for NaN, since a frozen mask may be infinite.
+        It takes the order's mean gradients, or the script's own, as others would see them. The script keeps its own in
+        any case. As in a commit, only parameters with a gradient are looked at for NaN: a frozen mask may be infinite.
         """
         parameters, values = self.context.parameters, self._stepped_values(order)
         if order.step == BEGINS:
             self._keep(order.target)
             return None
         own = [parameter.grad for parameter in parameters]
+        gradients = own
         if order.gradients is not None:
-            for parameter, of_mean in zip(parameters, self._mean(order.gradients), strict=True):
-                parameter.grad = of_mean
+            gradients = self._mean(order.gradients)
+        elif isinstance(self._push, EncodedPush):
+            gradients = self._push.seen()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
         stepped = [parameter.grad is not None for parameter in parameters]
         try:
             self._stepping.step(values, order.scalars)
@@ -118,7 +123,7 @@ class ReplicaHolder(Holder):
     def _area(self, number: int) -> PushArea:
         if number not in self._areas:
             start = self.context.places.push_start(number)
-            self.context.places.region.populate(start, start + self.context.places.layout.push_bytes)
+            self.context.places.region.populate(start, start + self.context.places.layout.encoded_offset)
             self._areas[number] = self.context.places.push_area(number)
         return self._areas[number]
 
