@@ -59,6 +59,7 @@ def goes_on(begun: Run, *flags: str) -> Run:
         ("bf16", "all-reduce", 0.52),
         ("int8", "all-reduce", 0.29),
         ("topk:density=0.1", "all-reduce", 0.23),
+        ("powersgd:rank=1", "all-reduce", 0.16),
     ],
 )
 def test_values_are_those_of_one_host_and_fewer_bytes_cross_links(
@@ -79,10 +80,18 @@ def test_values_are_those_of_one_host_and_fewer_bytes_cross_links(
     sound(there)
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "diloco:every=4", "all-reduce"])
-def test_a_run_that_goes_on_has_the_bits_of_one_in_one_piece(protocol: str, tmp_path: Path) -> None:
-    """What encoding has lost is in its snapshots."""
-    flags = ("-p", protocol, "--compress", "topk:density=0.1", "-n", "2", "--threads", "1", "--checkpoint", "3")
+@pytest.mark.parametrize(
+    ("codec", "protocol"),
+    [
+        ("topk:density=0.1", "bsp"),
+        ("topk:density=0.1", "diloco:every=4"),
+        ("topk:density=0.1", "all-reduce"),
+        ("powersgd:rank=1", "all-reduce"),
+    ],
+)
+def test_a_run_that_goes_on_has_the_bits_of_one_in_one_piece(codec: str, protocol: str, tmp_path: Path) -> None:
+    """What encoding has lost is in its snapshots, and what the next push begins with."""
+    flags = ("-p", protocol, "--compress", codec, "-n", "2", "--threads", "1", "--checkpoint", "3")
     whole = run(TRAINS, *flags, tmp_path=tmp_path).completed()
     part = run(TRAINS, *flags, "--max-steps", "20", tmp_path=tmp_path)
     resumed = goes_on(part).completed()
@@ -128,3 +137,11 @@ def test_a_run_goes_on_with_another_codec_but_not_without_one(tmp_path: Path) ->
     resumed = goes_on(began, "--compress", "bf16").completed()
     assert resumed.summary["compress"] == "bf16"
     sound(resumed)
+
+
+def test_a_codec_may_follow_one_that_keeps_more_and_one_that_keeps_less(tmp_path: Path) -> None:
+    flags = ("-p", "all-reduce", "--compress", "int8", "-n", "1", "--threads", "1", "--max-steps", "3")
+    at = run(TRAINS, *flags, tmp_path=tmp_path)
+    for step, codec in enumerate(("powersgd:rank=1", "powersgd:rank=3", "topk")):
+        at = goes_on(at, "--compress", codec, "--max-steps", str(6 + 3 * step)).completed()
+    sound(at)

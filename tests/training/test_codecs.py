@@ -26,6 +26,8 @@ from paceline.training.residual import Residual
 from paceline.training.training_context import TrainingContext
 
 EVERY = ("bf16", "fp16", "int8", "int8:block=3", "topk:density=0.3", "topk:density=0.01")
+WITH_WHOLE = (*EVERY, "powersgd:rank=3")
+"""With one that encodes parameters whole."""
 
 
 def codec_named(written: str) -> Codec:
@@ -36,7 +38,7 @@ def codec_named(written: str) -> Codec:
 
 def through(codec: Codec, values: Tensor) -> Tensor:
     """What a receiver sees of these values."""
-    encoded = torch.empty(codec.size(values.numel()), dtype=torch.uint8)
+    encoded = torch.empty(codec.size(*values.shape), dtype=torch.uint8)
     codec.encode(values, encoded)
     decoded = torch.full_like(values, math.nan)
     codec.decode(encoded, decoded)
@@ -77,6 +79,87 @@ def test_top_1_with_feedback_sends_what_the_page_has_and_of_a_tie_the_first() ->
     assert [lost for _, lost in rounds] == [[0, -1, 2], [3, -2, 0], [0, -3, 2], [3, 0, 4], [0, -1, 6], [3, -2, 0]]
 
 
+class Thin:
+    """PowerSGD through pushes of one matrix, with feedback, whether or not it would pay."""
+
+    def __init__(self, rank: int, n: int, m: int) -> None:
+        self.codec, self.lost = codec_named(f"powersgd:rank={rank}"), torch.zeros(n, m)
+        self.encoded, self.n = torch.zeros(4 * rank * (n + m), dtype=torch.uint8), n
+
+    def push(self, values: Tensor) -> Tensor:
+        """What a receiver sees."""
+        seen = torch.full_like(values, math.nan)
+        self.codec.encode(values + self.lost, self.encoded)
+        self.codec.decode(self.encoded, seen)
+        self.lost = values + self.lost - seen
+        return seen
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        both = self.encoded.view(torch.float32).view(-1, self.codec.rank)  # type: ignore[attr-defined]
+        return both[: self.n], both[self.n :]
+
+
+def test_powersgd_sends_what_the_page_has() -> None:
+    thin, values = Thin(1, 2, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    thin.factors[1].copy_(torch.tensor([[1.0], [0.0]]))
+    assert torch.allclose(thin.push(values), torch.tensor([[1.0, 1.4], [3.0, 4.2]]))
+    p, q = thin.factors
+    assert torch.allclose(p.view(-1), torch.tensor([0.31622777, 0.9486833]))
+    assert torch.allclose(q.view(-1), torch.tensor([3.16227766, 4.42718872]))
+    assert torch.allclose(thin.lost, torch.tensor([[0.0, 0.6], [0.0, -0.2]]), atol=1e-6)
+    assert torch.allclose(thin.push(values), torch.tensor([[1.5133992, 2.2332863], [2.7136812, 4.0045134]]))
+
+
+@pytest.mark.parametrize(("rank", "n", "m"), [(3, 3, 7), (5, 3, 7), (4, 9, 4)])
+def test_powersgd_of_full_rank_loses_nothing(rank: int, n: int, m: int) -> None:
+    values = torch.randn(n, m, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(Thin(rank, n, m).push(values), values, atol=1e-5)
+
+
+def test_powersgd_counts_no_direction_twice_and_begins_anew_with_one_that_was_not_there() -> None:
+    """Columns of P that depend on others, but for rounding, would be about the same direction."""
+    thin, one = Thin(3, 20, 30), torch.outer(torch.linspace(1, 2, 20), torch.linspace(-3, 1, 30))
+    for _ in range(3):
+        assert torch.allclose(thin.push(one), one, rtol=1e-4, atol=1e-5)
+    assert not thin.push(torch.zeros(20, 30)).abs().max() > 1e-5
+    two = one + torch.outer(torch.linspace(2, -1, 20) ** 2, torch.linspace(1, 4, 30) ** 2)
+    assert torch.allclose(thin.push(two), two, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e29])
+def test_powersgd_is_the_same_at_every_scale(scale: float) -> None:
+    values = torch.randn(9, 30, generator=torch.Generator().manual_seed(1))
+    small, large = Thin(2, 9, 30), Thin(2, 9, 30)
+    for _ in range(3):
+        assert torch.allclose(small.push(values), large.push(values * scale) / scale, atol=1e-3)
+
+
+def test_powersgd_of_a_constant_gradient_comes_through_on_average() -> None:
+    thin, values, sent = Thin(1, 6, 8), torch.randn(6, 8, generator=torch.Generator().manual_seed(1)), torch.zeros(6, 8)
+    for _ in range(200):
+        sent += thin.push(values)
+    assert torch.allclose(sent / 200, values, atol=0.1)
+    assert torch.allclose(sent + thin.lost, values * 200, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf])
+def test_powersgd_of_what_is_not_finite_is_so_once(strange: float) -> None:
+    thin, values = Thin(2, 9, 30), torch.ones(9, 30)
+    assert not thin.push(torch.full((9, 30), strange)).isfinite().any()
+    thin.lost.zero_()
+    assert torch.allclose(thin.push(values), values)
+
+
+def test_powersgd_encodes_matrices_alone_and_only_where_it_saves_half() -> None:
+    codec = codec_named("powersgd:rank=1")
+    assert codec.size(512, 512) == 4096
+    assert codec.size(512, 4, 8, 16) == 4096, "all but the first dimension are one"
+    assert codec.size(512) == 4 * 512
+    assert codec.size(4, 4) == 4 * 16
+    assert codec.size(4, 5) == 4 * 9
+
+
 @pytest.mark.parametrize(("written", "kib"), [("bf16", 512), ("fp16", 512), ("int8", 260), ("topk", 20.5)])
 def test_a_mebibyte_of_float32_takes(written: str, kib: float) -> None:
     assert codec_named(written).size(262_144) / 1024 == pytest.approx(kib, abs=0.05)
@@ -110,8 +193,12 @@ def test_constant_gradients_come_through_on_average(written: str) -> None:
 @pytest.mark.parametrize(
     ("written", "why"),
     [
-        ("int4", 'unknown codec "int4" (did you mean "int8"?); known: bf16, fp16, int8, topk'),
-        ("powersgd:rank=2", 'unknown codec "powersgd"; known: bf16, fp16, int8, topk'),
+        ("int4", 'unknown codec "int4" (did you mean "int8"?); known: bf16, fp16, int8, powersgd, topk'),
+        ("powersgd:rank=0", "powersgd: rank is 0 columns; it must be 1 or more"),
+        (
+            "powersgd:feedback=false",
+            "powersgd: feedback is false; it must be true, as most of a gradient would be lost",
+        ),
         ("int8:block=1", "int8: block is 1 values; it must be 2 or more"),
         ("int8:blok=8", 'int8: unknown parameter "blok" (did you mean "block"?); known: feedback, block'),
         ("topk:density=0", "topk: density is 0.0; it must be above 0 and at most 1"),
@@ -131,7 +218,7 @@ def test_none_is_no_codec() -> None:
 
 def test_a_codec_is_written_as_it_is_typed() -> None:
     assert [str(codec_of(written)) for written in EVERY] == [*EVERY[:-1], "topk"]
-    assert set(registry()) == {"bf16", "fp16", "int8", "topk"}
+    assert set(registry()) == {"bf16", "fp16", "int8", "powersgd", "topk"}
 
 
 def test_a_codec_encodes_what_workers_push_and_no_averages_of_parameters() -> None:
@@ -142,6 +229,13 @@ def test_a_codec_encodes_what_workers_push_and_no_averages_of_parameters() -> No
                 check_codec(codec_of("bf16"), choice)
         else:
             check_codec(codec_of("bf16"), choice)
+
+
+def test_a_codec_of_whole_parameters_needs_a_protocol_without_a_store() -> None:
+    check_codec(codec_of("powersgd"), choose("all-reduce", protocols()))
+    for name in ("bsp", "diloco", "sync-switch"):
+        with pytest.raises(ConfigError, match="has a store, which reads parts of parameters: name -p all-reduce"):
+            check_codec(codec_of("powersgd"), choose(name, protocols()))
 
 
 def test_what_is_lost_of_gradients_does_not_go_into_differences() -> None:
@@ -155,7 +249,7 @@ def test_what_is_lost_of_gradients_does_not_go_into_differences() -> None:
 
 def residual_after(*steps: float) -> Residual:
     """Each step's push loses that much more."""
-    residual = Residual(SimpleNamespace(flags_offset=4), pushes=3)  # type: ignore[arg-type]
+    residual = Residual(1, pushes=3)
     for step, lost in enumerate(steps):
         before, after = residual.push(step)
         torch.add(before, lost, out=after)
@@ -194,7 +288,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.large = nn.Parameter(torch.randn(CHUNK + 300))
+        self.large = nn.Parameter(torch.randn(600, 875))
         self.table = nn.Parameter(torch.randn(30, 20).t())
         self.one = nn.Parameter(torch.randn(1))
         self.wide = nn.Parameter(torch.randn(9, dtype=torch.float64))
@@ -222,7 +316,10 @@ class Company:
     def context(self, worker: int, optimizer: torch.optim.Optimizer) -> TrainingContext:
         """A worker's. Gradients are set one worker after the other, as all have one model."""
         link = SimpleNamespace(worker=worker, step=0, refuse=lambda line: None)
-        residual = Residual(self.places.layout, 2) if self.codec.feedback else None
+        layout, residual = self.places.layout, None
+        assert layout.encoding is not None
+        if self.codec.feedback:
+            residual = Residual(layout.flags_offset // 4, 1 if self.codec.whole else 2, layout.encoding.kept)
         parameters = list(self.model.parameters())
         return TrainingContext(
             link=link,  # type: ignore[arg-type]
@@ -261,7 +358,7 @@ def gradients_of(workers: int, seed: int) -> list[list[Tensor | None]]:
     return every
 
 
-@pytest.mark.parametrize("written", EVERY)
+@pytest.mark.parametrize("written", WITH_WHOLE)
 def test_versions_lack_what_encoding_has_lost_and_nothing_else(written: str) -> None:
     company, plain = Company(written), list(Net().parameters())
     for step in range(3):
@@ -276,7 +373,7 @@ def test_versions_lack_what_encoding_has_lost_and_nothing_else(written: str) -> 
         assert torch.allclose(version - value, 0.5 * sum(apart) / 2, rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("written", EVERY)
+@pytest.mark.parametrize("written", WITH_WHOLE)
 def test_an_average_of_encoded_gradients_is_what_a_store_steps_with_whoever_makes_which_share(written: str) -> None:
     company, places = Company(written, 3), None
     company.round(gradients_of(2, 3) + gradients_of(1, 4))
@@ -305,7 +402,8 @@ def test_without_feedback_what_is_lost_stays_lost() -> None:
     (own,) = gradients_of(1, 0)
     for _ in range(3):
         after = company.round([own])[0]
-    assert (after != before).sum() == company.codec.size(CHUNK) / 8 + company.codec.size(300) / 8
+    rest = 600 * 875 - CHUNK
+    assert (after != before).sum() == company.codec.size(CHUNK) / 8 + company.codec.size(rest) / 8
 
 
 @pytest.mark.parametrize("written", EVERY)
@@ -368,7 +466,7 @@ def test_what_only_feedback_makes_too_large_is_pushed_later() -> None:
     assert torch.allclose(before - versions[1], 0.5 * torch.full_like(before, 3 * 65_500.0), rtol=1e-3)
 
 
-@pytest.mark.parametrize("written", EVERY)
+@pytest.mark.parametrize("written", WITH_WHOLE)
 @pytest.mark.parametrize("strange", [math.nan, math.inf])
 def test_what_is_not_finite_is_so_in_one_push_alone(written: str, strange: float) -> None:
     company = Company(written, 1)
@@ -383,9 +481,42 @@ def test_what_is_not_finite_is_so_in_one_push_alone(written: str, strange: float
             parameter.grad = gradient
         push.fill()
         assert all(one is None or one.isfinite().all() for one in push.pushed(0)) == (step != 1)
-        assert residual.now.isfinite().all()
+        values = company.places.layout.flags_offset // 4
+        assert residual.now[:values].isfinite().all()
     residual.drop(1)
-    assert residual.now.isfinite().all()
+    assert residual.now[:values].isfinite().all()
+
+
+def test_a_push_begins_with_what_the_last_one_was_encoded_to() -> None:
+    """In a model's memory as by itself."""
+    company, thin = Company("powersgd:rank=3", 1), Thin(3, 20, 30)
+    for step in range(3):
+        (own,) = gradients_of(1, step)
+        assert own[1] is not None
+        company.round([own])
+        pushed = company.pushes[0].pushed(0)[1]
+        assert pushed is not None
+        assert torch.allclose(pushed, thin.push(own[1]), atol=1e-5), step
+
+
+def test_a_dropped_push_is_undone_with_what_the_next_one_begins_with() -> None:
+    """So it is as if it had not been made, to the last bit."""
+    seen = []
+    for drops in (True, False):
+        company = Company("powersgd:rank=3", 1)
+        push, residual = company.pushes[0], company.pushes[0]._context.residual
+        assert residual is not None
+        for step, dropped in enumerate([False, True, False] if drops else [False, False]):
+            push._context.link.step = step
+            for parameter, gradient in zip(
+                company.model.parameters(), gradients_of(1, 7 if dropped else 0)[0], strict=True
+            ):
+                parameter.grad = gradient
+            push.fill()
+            if dropped:
+                residual.drop(step)
+        seen.append([None if one is None else one.clone() for one in push.pushed(0)])
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
 
 def test_an_update_that_a_version_lacks_is_what_the_store_will_subtract() -> None:

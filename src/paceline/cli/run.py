@@ -103,7 +103,10 @@ def add_flags(command: Parser) -> None:
     add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after S seconds")
     waits = "report waits that last longer than S seconds (default: 30)"
     add("--report-waits", type=seconds("--report-waits"), default=30.0, metavar="S", help=waits)
-    fewer = "encode what workers push: bf16, fp16, int8[:block=256], topk:density=0.01 or none (default: none)"
+    fewer = (
+        "encode what workers push: bf16, fp16, int8[:block=256], topk:density=0.01, powersgd:rank=2 or none "
+        "(default: none)"
+    )
     add("--compress", type=_codec, metavar="CODEC", help=fewer)
     rates = "multiply the script's learning rates by this (default: 1)"
     add("--learning-rate-scale", type=above("--learning-rate-scale"), default=1.0, metavar="X", help=rates)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a codec is chosen before torch is imported
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec(ABC):
-    """Encodes float32 values into as many bytes as their number says. Its fields are its parameters.
+    """Encodes float32 values into as many bytes as their shape says. Its fields are its parameters.
 
     It is deterministic, as a replay has to come to the same bits. Values among which is a NaN or an infinity decode to
     some that have one, so the store finds it.
@@ -32,22 +32,29 @@ class Codec(ABC):
 
     largest: ClassVar[float] = 3.3e38
     """The largest magnitude that surely decodes to a finite value."""
+
+    whole: ClassVar[bool] = False
+    """Whether it encodes a parameter whole, in its shape. Else it gets parts in one dimension."""
+
     feedback: bool = parameter(True, "whether what encoding a push has lost is added to the next one")
 
     def __post_init__(self) -> None:
         check_parameters(self.name, self)
 
     @abstractmethod
-    def size(self, count: int) -> int:
-        """Bytes that so many values take."""
+    def size(self, *shape: int) -> int:
+        """Bytes that values of this shape take."""
 
     @abstractmethod
     def encode(self, values: Tensor, into: Tensor) -> None:
-        """Encode float32[count] into uint8[size(count)], which begins at a multiple of 64 bytes."""
+        """Encode float32[shape] into uint8[size(shape)], which begins at a multiple of 64 bytes.
+
+        If parameters are encoded whole, that has what the last push was encoded to, or zeros.
+        """
 
     @abstractmethod
     def decode(self, encoded: Tensor, into: Tensor) -> None:
-        """Decode uint8[size(count)] into float32[count]."""
+        """Decode uint8[size(shape)] into float32[shape]."""
 
     def __str__(self) -> str:
         usual = declared(type(self))
@@ -85,6 +92,11 @@ def check_codec(codec: Codec | None, choice: Choice) -> None:
             raise ConfigError(
                 f"--compress is {codec}, and {one.spec.name} averages parameters, which are not encoded: "
                 "leave it out, or name a protocol whose workers push, such as bsp, diloco or all-reduce"
+            )
+        if codec.whole and one.spec.state == "store":
+            raise ConfigError(
+                f"--compress is {codec}, and {one.spec.name} has a store, which reads parts of parameters: "
+                "name -p all-reduce, or another codec, such as int8 or topk"
             )
     if len({(part.spec.pushes, part.spec.state) for part in choice.parts}) > 1:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,9 +18,9 @@ class _Cast(Codec):
     kind: ClassVar[str]
     """Torch's name of the type."""
 
-    def size(self, count: int) -> int:
+    def size(self, *shape: int) -> int:
         """See `Codec`."""
-        return 2 * count
+        return 2 * math.prod(shape)
 
     def encode(self, values: Tensor, into: Tensor) -> None:
         """See `Codec`."""

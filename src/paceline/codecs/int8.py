@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,8 +25,9 @@ class Int8(Codec):
 
     block: int = parameter(256, "values that share a scale", unit="values", least=2)
 
-    def size(self, count: int) -> int:
+    def size(self, *shape: int) -> int:
         """See `Codec`."""
+        count = math.prod(shape)
         return 4 * self._blocks(count) + count
 
     def encode(self, values: Tensor, into: Tensor) -> None:

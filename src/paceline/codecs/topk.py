@@ -24,9 +24,9 @@ class TopK(Codec):
 
     density: float = parameter(0.01, "the share of values that is pushed", least=0, above=True, most=1)
 
-    def size(self, count: int) -> int:
+    def size(self, *shape: int) -> int:
         """See `Codec`."""
-        return 8 * self._kept(count)
+        return 8 * self._kept(math.prod(shape))
 
     def encode(self, values: Tensor, into: Tensor) -> None:
         """See `Codec`."""

@@ -96,6 +96,11 @@ class Simulation:
             raise ConfigError(f"{self.workers} workers are too many to simulate; ask for {MOST_WORKERS} or fewer")
         scenario, limit = self.scenario.checked_for(self.workers), self.limit
         check_fit(self.choice, scenario.hosts(self.workers))
+        if self.codec is not None and self.codec.whole:
+            raise ConfigError(
+                f"--compress is {self.codec}, and how small it makes an update depends on the shapes of parameters, "
+                "which are not known here; name another codec, such as int8 or topk"
+            )
         name = self.choice.spec.name
         if scenario.links_hosts and self.choice.has_replicas:
             raise ConfigError(

@@ -553,10 +553,10 @@ def _ranges_of(layout: Layout, optimizer: torch.optim.Optimizer) -> list[list[Pi
     """Return the pieces that the optimizer steps in each of its calls, which together make a version."""
     if type(optimizer) in ELEMENTWISE:
         return chunks_of(layout)
-    return _runs_of(layout) if type(optimizer) in WHOLE else [_whole(layout)]
+    return runs_of(layout) if type(optimizer) in WHOLE else [_whole(layout)]
 
 
-def _runs_of(layout: Layout) -> list[list[Piece]]:
+def runs_of(layout: Layout) -> list[list[Piece]]:
     """Cut every arena into runs of whole parameters, of CHUNK elements or fewer unless one parameter has more."""
     runs: list[list[Piece]] = []
     ordered = sorted((entry.offset, number) for number, entry in enumerate(layout.moving))

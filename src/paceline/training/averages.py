@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from paceline.store.chunks import TELLS, NotFinite, Piece, chunks_of, finite
+from paceline.store.chunks import TELLS, NotFinite, Piece, chunks_of, finite, runs_of
 from paceline.store.gradient_reader import GradientRange, GradientReader, add_up, decode
 from paceline.training.layout import Entry, Places, PushArea
 
@@ -51,7 +51,9 @@ class AreaAverages:
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._pieces = [piece for chunk in chunks_of(places.layout) for piece in chunk]
+        encoding = places.layout.encoding  # each of its parts is decoded by one member
+        cut = chunks_of if encoding is None or not encoding.codec.whole else runs_of
+        self._pieces = [piece for chunk in cut(places.layout) for piece in chunk]
         self._shares: dict[tuple[int, int, tuple[int, int] | None], _Share] = {}
         self._views: dict[tuple[int, int], Tensor] = {}
         """By area and first byte of the entry, and number of elements."""

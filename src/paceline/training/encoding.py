@@ -1,8 +1,8 @@
 """Where encoded values lie in a push area, and how they come there.
 
 A parameter is encoded in parts of `CHUNK` elements, in the order of memory. So a host that makes a range of each
-version needs one range of the encoded bytes. Values that are not float32, and parts that would not become smaller, are
-copied as they are.
+version needs one range of the encoded bytes. A codec may encode parameters whole, where no host makes a range. Values
+that are not float32, and parts that would not become smaller, are copied as they are.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ class EncodedPart(NamedTuple):
     end: int
     raw: bool
     """Whether they are copied as they are."""
+    shape: tuple[int, ...]
+    """The form in which the codec sees them."""
+    stride: tuple[int, ...]
+
+    def seen(self, values: Tensor) -> Tensor:
+        """These values, which are in one dimension, in that form."""
+        return values.as_strided(self.shape, self.stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +54,14 @@ class Encoding:
         end = 0
         for number in sorted(range(len(layout.moving)), key=lambda number: layout.moving[number].offset):
             whole = layout.moving[number]
-            for first in range(0, whole.count, CHUNK):
-                entry = whole.flat(first, min(CHUNK, whole.count - first))
-                encoded, as_is = codec.size(entry.count), entry.stop - entry.offset
+            most = max(1, whole.count) if codec.whole else CHUNK
+            for first in range(0, whole.count, most):
+                entry = whole.flat(first, min(most, whole.count - first))
+                form = whole if codec.whole else entry
+                encoded, as_is = codec.size(*form.shape), entry.stop - entry.offset
                 raw = entry.dtype != torch.float32 or encoded >= as_is
-                parts.append(EncodedPart(number, entry, end, end + (as_is if raw else encoded), raw))
+                size = as_is if raw else encoded
+                parts.append(EncodedPart(number, entry, end, end + size, raw, form.shape, form.stride))
                 end = aligned(parts[-1].end)
         return cls(codec, tuple(parts))
 
@@ -59,6 +69,11 @@ class Encoding:
     def size(self) -> int:
         """Bytes of all that is encoded."""
         return self.parts[-1].end if self.parts else 0
+
+    @property
+    def kept(self) -> int:
+        """Bytes of all that is encoded, if the next push begins with that, and else 0."""
+        return self.size if self.codec.whole else 0
 
     def cuts(self, cuts: Sequence[int], start: int) -> list[int]:
         """Return where encoded bytes, the first of which is at `start`, are cut as a version is at these bytes."""
@@ -74,7 +89,7 @@ class Encoding:
         if part.raw:
             into.copy_(values.view(torch.uint8))
         else:
-            self.codec.encode(values, into)
+            self.codec.encode(part.seen(values), into)
         return self._decode(part, into, torch.empty_like(values))
 
     def decode(
@@ -100,7 +115,7 @@ class Encoding:
         if part.raw:
             into.view(torch.uint8).copy_(encoded)
         else:
-            self.codec.decode(encoded, into)
+            self.codec.decode(encoded, part.seen(into))
         return into
 
 

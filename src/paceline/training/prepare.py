@@ -249,7 +249,10 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         offer = offer_of(link, layout, given, options, passes, len(plateaus_of(schedules)))
     started = link.start(offer)
     begin, followed = started.begin, Followed(model)
-    unapplied = 1 if begin.state == "replicas" else begin.areas
+    residual = None
+    if layout.encoding is not None and layout.encoding.codec.feedback:
+        unapplied = 1 if begin.state == "replicas" else begin.areas
+        residual = Residual(layout.flags_offset // 4, unapplied, layout.encoding.kept)
     context = TrainingContext(
         link=link,
         places=Places(layout, started.region, begin.slots, link.workers, begin.areas),
@@ -257,7 +260,7 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         optimizer=optimizer,
         parameters=[followed.parameters[entry.name] for entry in layout.moving],
         clip=options.clip,
-        residual=Residual(layout, unapplied) if link.codec is not None and link.codec.feedback else None,
+        residual=residual,
     )
     session = ScriptProcess.session = Session(context, started, offer.offered, kept, schedules)
     pace(optimizer, session)

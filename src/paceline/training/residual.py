@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.training.layout import Layout
-
 
 class Residual:
     """What encoding has lost of a worker's pushes so far, which the next one is to make up for.
@@ -15,10 +13,14 @@ class Residual:
     e = x + e - C(x + e). That an update that no version gets takes its share of e back is ours.
     """
 
-    def __init__(self, layout: Layout, pushes: int) -> None:
-        """`pushes`: the most that may be neither in a version nor dropped."""
-        self.now = torch.zeros(layout.flags_offset // 4, device="cpu")
-        """float32[values], where a version has the parameter. Zero for what goes as it is."""
+    def __init__(self, values: int, pushes: int, kept: int = 0) -> None:
+        """`values`: float32 that a version has room for. `pushes`: the most that may be neither in one nor dropped.
+
+        `kept`: bytes of the last push that the next one begins with.
+        """
+        self.now = torch.zeros(values + -(-kept // 4), device="cpu")
+        """Where a version has the parameter, zero for what goes as it is. Behind these lies what is kept."""
+        self._values, self._kept = values, kept
         self._before: dict[int, Tensor] = {}
         """By step whose update may yet be in no version: what this was before it."""
         self._pushes = pushes
@@ -31,6 +33,10 @@ class Residual:
         else:
             self.now = torch.zeros_like(before)
         return before, self.now
+
+    def kept(self, of: Tensor) -> Tensor:
+        """What is kept in that tensor, which `push` has returned: uint8[kept]."""
+        return of[self._values :].view(torch.uint8)[: self._kept]
 
     def drop(self, step: int) -> None:
         """No version will have that step's update: it is as if it had not been pushed."""

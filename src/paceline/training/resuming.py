@@ -94,7 +94,8 @@ class Resuming:
         if self.holder.keeps_state and there.state is not None:  # else a switch brings it
             context.load_optimizer(there)
         if context.residual is not None and there.residual is not None and there.residual[0] == context.link.worker:
-            context.residual.now.copy_(there.residual[1])  # another worker's is that one's to make up for
+            now, lost = context.residual.now, there.residual[1]  # another worker's is that one's to make up for
+            now[: len(lost)].copy_(lost[: len(now)])  # what another codec has kept behind it may be more, or less
         if kept:
             try:
                 self._kept.load(there)

@@ -90,7 +90,7 @@ class Gathered(Summands):
         """See `ItemKind`."""
         assert isinstance(item, Update)  # nothing that is encoded is added up
         offer, host = self._memory.offer, self._host_of(item.worker)
-        cuts = offer.encoded_cuts
+        cuts = sorted({*offer.encoded_cuts})  # where parameters are encoded whole, some are in the same place
         return [(host, offer.cuts[-1], offer.buffers_at[1]), *pieces(cuts, [Shard(host, cuts[0], cuts[-1])])]
 
     def lay(self, item: Update | Sum, number: int) -> Span:

@@ -77,6 +77,10 @@ class EncodedPush(GradientPush, UpdatePush):
             if made is not value:
                 value.copy_(made)
         before, after = (None, None) if residual is None else residual.push(step)
+        start = self._start(self._number)
+        last = torch.frombuffer(self._places.region.memory, dtype=torch.uint8)[start : start + self._encoding.kept]
+        if residual is not None and before is not None:
+            last.copy_(residual.kept(before))
         for part in self._encoding.parts:
             lost = None
             if before is not None and after is not None and not part.raw:
@@ -86,6 +90,8 @@ class EncodedPush(GradientPush, UpdatePush):
                 self._encode(part, lost)
             elif lost is not None:
                 lost[1].copy_(lost[0])
+        if residual is not None and after is not None:
+            residual.kept(after).copy_(last)
         area.present.copy_(torch.tensor(present, dtype=torch.uint8, device="cpu"))
         self._context.put_buffers(area)
 
