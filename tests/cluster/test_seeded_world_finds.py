@@ -21,6 +21,7 @@ from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
 from paceline.host.orders.commit_queue import CommitQueue
 from paceline.host.orders.pushes import Pushes
+from paceline.host.orders.reducers import Ring
 from paceline.host.orders.releases import Releases
 from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Early
@@ -157,7 +158,7 @@ PLAIN: dict[str, Plain] = {
         "_in_step",
         lambda self, member, drain: False,
     ),
-    "a slice is made before all partials are here": (in_groups, Averaging, "_next", lambda self, work: work.slice[0]),
+    "a slice is made before all partials are here": (in_groups, Ring, "_summed_all", lambda self, within: True),
     "a copy is kept though nobody needs it": (in_groups, ReplicaTransfers, "_drop", nothing),
     "a cut is recorded before replicas are here": (
         in_groups,

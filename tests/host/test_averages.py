@@ -12,7 +12,8 @@ from paceline.core.items import Mean, Partial
 from paceline.core.orders import Reduce, Release, StartPush, StepReplica
 from paceline.host.events import GivenUp, GroupAveraged, Transferred
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.averaging import Averaging, Group, GroupShare
+from paceline.host.orders.averaging import Averaging
+from paceline.host.orders.reducers import Group, GroupShare
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.scenario.scenario import Network

@@ -359,7 +359,7 @@ class GroupPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AverageGroup(Message):
-    """Make this host's part of that group's average. It is answered by `Averaged`. See `averaging.Group`."""
+    """Make this host's part of that group's average. It is answered by `Averaged`. See `reducers.Group`."""
 
     group: int
     parts: tuple[GroupPart, ...]

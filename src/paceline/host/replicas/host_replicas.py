@@ -15,7 +15,8 @@ from paceline.host.claims import Owner
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import Placed
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.averaging import Averaging, Group, GroupShare
+from paceline.host.orders.averaging import Averaging
+from paceline.host.orders.reducers import Group, GroupShare
 from paceline.host.orders.steps import ReplicaSteps, mean_of, shown
 from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState

@@ -1,0 +1,303 @@
+"""How a host makes the mean of a group: what it fetches for that, and which sums its members' threads make, in order.
+
+`Gather` sums what all members give, and makes all of the mean: for groups on one host, and for what is encoded, which
+can't be summed as it is. With `Ring` each host makes a slice of the mean. A further way, as by NCCL, is one more class.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from paceline.core.items import Item, Mean, Partial, Update
+from paceline.core.shards import Shard, cut, pieces
+from paceline.host.claims import Owner
+from paceline.host.memory_plan import MemoryPlan
+from paceline.host.version_shelf import Shelf
+from paceline.ipc.messages.worker import Offered
+from paceline.transfer.byte_ranges import ByteRanges
+
+if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
+    from paceline.transfer.fetch_table import Where
+
+
+STEP = 4 << 20
+"""Bytes that are summed at once between hosts. What is summed leaves while the rest is, and what has come is summed
+while the rest comes: 25 orders to a thread for a model of 100 MB, which take a tenth of a millisecond each."""
+Range = tuple[int, int]
+"""The first byte, and the one after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShare:
+    """What the members of one host give to an average."""
+
+    host: str
+    members: tuple[int, ...]
+    sources: tuple[int, ...]
+    """The places of what is averaged, one of each member. Another host's are not looked at, but counted."""
+    weights: tuple[float, ...] | None
+    """None: replicas are averaged, and each weighs the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An average to be made."""
+
+    number: int
+    target: int
+    """The place of the mean, which no member has as its replica."""
+    parts: tuple[GroupShare, ...]
+    """In the order in which they are summed."""
+    brought: tuple[Update, ...] = ()
+    """What comes from other hosts before anything is summed: encoded gradients of members."""
+
+    @property
+    def of(self) -> int:
+        """How many members it has."""
+        return sum(len(part.members) for part in self.parts)
+
+
+class Summation(NamedTuple):
+    """A sum for the members' threads to make, each a share of it. See `AreaAverages.share`."""
+
+    sources: Sequence[int]
+    target: int
+    weights: Sequence[float] | None
+    of: int
+    begin: int
+    end: int
+
+
+class Reducer(ABC):
+    """Makes the mean of one group on this host, sum by sum.
+
+    All hosts of the group come to the same bytes, whatever comes first, and no source changes. What `next` returns is
+    made, and told to `made`, before `next` is called again.
+    """
+
+    needs: Sequence[Item]
+    """What has places here until the group ends, besides its mean."""
+
+    def fetches(self) -> Sequence[Item]:
+        """Return what comes from other hosts for it."""
+        return self.needs
+
+    def came(self, item: Item, begin: int, end: int) -> None:  # noqa: B027  # most wait until all is here
+        """These bytes of that have come, and the rest has not."""
+
+    @abstractmethod
+    def here(self, item: Item) -> None:
+        """All of that has come."""
+
+    @abstractmethod
+    def next(self) -> Summation | None:
+        """Return a sum to make, if all that it needs is here."""
+
+    @abstractmethod
+    def made(self, one: Summation) -> Item | None:
+        """That sum is made. Return the item of which other hosts may have more since."""
+
+    @property
+    @abstractmethod
+    def complete(self) -> bool:
+        """Whether all of the mean is here."""
+
+    def ranges(self, item: Partial | Mean) -> list[tuple[str, int, int]]:
+        """Return which hosts have which bytes of a partial or a mean that it fetches."""
+        raise AssertionError(f"{item} does not come from other hosts")
+
+    def place(self, item: Partial | Mean) -> int:
+        """Return where that comes to, or is for other hosts to fetch."""
+        raise AssertionError(f"{item} is in no place for other hosts")
+
+    def look(self, item: Partial | Mean, begin: int, end: int) -> Where:
+        """Return where these bytes are, which another host asks for."""
+        return "gone"
+
+
+class Gather(Reducer):
+    """Sums what all members give, once it is here, and makes all of the mean."""
+
+    def __init__(self, group: Group, offer: Offered) -> None:
+        (part,) = group.parts
+        self.needs = group.brought
+        self._coming = set(group.brought)
+        self._sum = Summation(part.sources, group.target, part.weights, group.of, 0, offer.cuts[-1])
+        self._made = False
+
+    def here(self, item: Item) -> None:
+        """See `Reducer`."""
+        self._coming.discard(item)
+
+    def next(self) -> Summation | None:
+        """See `Reducer`."""
+        return None if self._coming or self._made else self._sum
+
+    def made(self, one: Summation) -> None:
+        """See `Reducer`."""
+        self._made = True
+
+    @property
+    def complete(self) -> bool:
+        """See `Reducer`."""
+        return self._made
+
+
+class Ring(Reducer):
+    """Adds up what this host's own members have: its *partial*. Then makes a slice of the mean of all partials.
+
+    It fetches that slice of every other host's partial, adds the slices up in the hosts' order, and fetches the other
+    slices of the mean. So a link carries 2 (H - 1) / H models each way, as in a ring.
+    """
+
+    def __init__(self, group: Group, offer: Offered, shelf: Shelf, plan: MemoryPlan, host: str | None) -> None:
+        """`host`: this one. None: there is no other, and the parts of all are made here."""
+        self._group = group
+        self._offer = offer
+        self._host = host
+        hosts = [part.host for part in group.parts]
+        self._slices = [Shard(hosts[0], 0, self._end)] if host is None else cut(offer.averaged_at, hosts)
+        """Which host makes which bytes of the mean."""
+        self._own = next((one for one in self._slices if host in (None, one.host)), None)
+        """Those that are made here. None: the model has too few pieces for that."""
+        self._terms: dict[str, int] = {}
+        """By host: the place of what its members give, which is here, or comes here."""
+        self._sums: list[tuple[GroupShare, Range]] = []
+        """Whose members' sum is still to be made here, and which bytes of it, in order."""
+        self._summed: dict[str, ByteRanges] = {}
+        """By host: which bytes are here of what its members give: made here, or come from there."""
+        self._slice = [] if self._own is None else self._steps(self._own) if host else [(0, self._end)]
+        """Which bytes of the mean are still to be made here."""
+        self._has = ByteRanges()
+        """Which are made."""
+        self._rest = all(host in (None, one.host) for one in self._slices)
+        """Whether the other slices are here."""
+        for part in group.parts:
+            self._give(part, shelf, plan)
+        self.needs = [Partial(group.number, part.host) for part in group.parts]
+
+    def _give(self, part: GroupShare, shelf: Shelf, plan: MemoryPlan) -> None:
+        """Lay out what the members of a host give, if that is no member's own place."""
+        here, summed = self._is_here(part), self._summed.setdefault(part.host, ByteRanges())
+        if here and len(part.sources) == 1:
+            self._terms[part.host] = part.sources[0]
+            summed.add(0, self._offer.push_bytes)
+            return
+        term = Partial(self._group.number, part.host)
+        place = shelf.put(term, needed(term), plan.shared)
+        assert place is not None  # `memory_plan.REPLICAS` counts these
+        self._terms[part.host] = place
+        if here:
+            steps = [self._steps(one) for one in self._slices] if self._host else [[(0, self._end)]]
+            # of each slice some, in turn: the host that makes it waits for no other's
+            self._sums += [(part, one) for these in zip_longest(*steps) for one in these if one is not None]
+
+    def _is_here(self, part: GroupShare) -> bool:
+        return self._host in (None, part.host)
+
+    def _steps(self, one: Shard) -> list[Range]:
+        """The bytes of a slice, as they are summed at once."""
+        found: list[Range] = []
+        for _, begin, end in pieces(self._offer.averaged_at, [one]):
+            if found and end - found[-1][0] <= STEP:
+                begin = found.pop()[0]
+            found.append((begin, end))
+        return found
+
+    def fetches(self) -> Sequence[Item]:
+        """See `Reducer`."""
+        elsewhere = [part for part in self._group.parts if not self._is_here(part)]
+        partials = [Partial(self._group.number, part.host) for part in elsewhere if self._own is not None]
+        return [*partials, *([] if self._rest else [Mean(self._group.number)])]
+
+    def came(self, item: Item, begin: int, end: int) -> None:
+        """See `Reducer`. What has come of a partial is summed while the rest comes."""
+        if isinstance(item, Partial):
+            self._summed[item.host].add(begin, end)
+
+    def here(self, item: Item) -> None:
+        """See `Reducer`."""
+        self._rest = self._rest or isinstance(item, Mean)
+
+    def next(self) -> Summation | None:
+        """See `Reducer`."""
+        if self._sums:
+            part, within = self._sums[0]
+            return Summation(part.sources, self._terms[part.host], part.weights, 0, *within)
+        ready = next(filter(self._summed_all, self._slice), None)
+        if ready is None:
+            return None
+        return Summation(list(self._terms.values()), self._group.target, self._weights, self._group.of, *ready)
+
+    def made(self, one: Summation) -> Item:
+        """See `Reducer`. What lies behind the parameters goes with the first of them."""
+        if one.of:
+            coverage, item = self._has, cast(Item, Mean(self._group.number))
+            self._slice.remove((one.begin, one.end))
+        else:
+            part, _ = self._sums.pop(0)
+            coverage, item = self._summed[part.host], Partial(self._group.number, part.host)
+        coverage.add(one.begin, one.end)
+        if one.begin == 0:
+            coverage.add(self._end, self._offer.push_bytes)
+        return item
+
+    @property
+    def complete(self) -> bool:
+        """See `Reducer`."""
+        return self._rest and not self._sums and not self._slice
+
+    def ranges(self, item: Partial | Mean) -> list[tuple[str, int, int]]:
+        """See `Reducer`. Of a partial, the bytes of the slice that is made here."""
+        cuts = self._offer.averaged_at
+        if isinstance(item, Partial):
+            assert self._own is not None
+            return [(item.host, *self._flags(self._own)), *pieces(cuts, [self._own._replace(host=item.host)])]
+        found = list[tuple[str, int, int]]()
+        for one in self._slices:
+            if one.host != self._host:
+                found += pieces(cuts, [one])
+                found += [(one.host, *self._flags(one))] if one.begin == 0 else []
+        return found
+
+    def place(self, item: Partial | Mean) -> int:
+        """See `Reducer`."""
+        return self._terms[item.host] if isinstance(item, Partial) else self._group.target
+
+    def look(self, item: Partial | Mean, begin: int, end: int) -> Where:
+        """See `Reducer`."""
+        if isinstance(item, Mean):
+            return "here" if self._has.has(begin, end) else "coming"
+        if item.host != self._host:
+            return "gone"
+        return "here" if self._summed[item.host].has(begin, end) else "coming"
+
+    def _summed_all(self, within: Range) -> bool:
+        """Whether these bytes are here of what each host gives, flags included."""
+        assert self._own is not None
+        flags = self._flags(self._own)
+        return all(summed.has(*within) and summed.has(*flags) for summed in self._summed.values())
+
+    @property
+    def _end(self) -> int:
+        return self._offer.cuts[-1]
+
+    def _flags(self, one: Shard) -> Range:
+        """The bytes behind the parameters that go with that slice: flags of all, and with the first one buffers."""
+        offer = self._offer
+        return self._end, offer.push_bytes if one.begin == 0 else self._end + offer.flags_bytes
+
+    @property
+    def _weights(self) -> list[float] | None:
+        """Of what each host gives: of a sum 1, as its terms have theirs."""
+        found = [(1.0,) if part.weights and len(part.weights) > 1 else part.weights for part in self._group.parts]
+        return None if None in found else [weights[0] for weights in found if weights is not None]
+
+
+def needed(item: Item) -> Owner:
+    """Who claims that item's place, as long as the group is at work."""
+    return "averaging", *cast(Owner, tuple(item))
