@@ -57,6 +57,13 @@ def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: st
     assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_is_encoded_on_a_device_is_averaged_to_the_bits_of_a_run_in_memory(workers: str, tmp_path: Path) -> None:
+    flags = ("-n", workers, "--threads", "1", "-p", "all-reduce", "--compress", "powersgd:rank=1")
+    done = run(that_draws(), *flags, tmp_path=tmp_path).completed()
+    assert broken_replay(done, first=ON_DEVICE.format(seed=7)) == []
+
+
 IN_A_COPY = [
     (way, protocol) for way in ("take", "bring_bytes") for protocol in ("bsp", "all-reduce", "ps-plus", "ripples")
 ]
@@ -100,6 +107,10 @@ paceline.finish()
 """)
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "all-reduce", "ps-plus"])
-def test_a_script_may_have_its_new_tensors_made_where_the_store_can_make_none(protocol: str, tmp_path: Path) -> None:
-    run(ELSEWHERE, "-n", "2", "-p", protocol, tmp_path=tmp_path).completed()
+@pytest.mark.parametrize(
+    "flags", [("bsp",), ("all-reduce",), ("ps-plus",), ("all-reduce", "--compress", "powersgd:rank=1")], ids=" ".join
+)
+def test_a_script_may_have_its_new_tensors_made_where_the_store_can_make_none(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    run(ELSEWHERE, "-n", "2", "-p", *flags, tmp_path=tmp_path).completed()

@@ -101,5 +101,5 @@ def check_codec(codec: Codec | None, choice: Choice) -> None:
     if len({(part.spec.pushes, part.spec.state) for part in choice.parts}) > 1:
         raise ConfigError(
             f"--compress is {codec}, and {choice.parts[0].spec.name} and {choice.parts[1].spec.name} push different "
-            "things: what encoding has lost of one's can't go into the other's; leave it out"
+            "things, or to different places: what encoding has lost of one's can't go into the other's; leave it out"
         )

@@ -80,7 +80,7 @@ def _start(last: Tensor) -> Tensor:
 
     lost = last.abs().amax(dim=0).isfinite().logical_not() | (last == 0).all(dim=0)
     if lost.any():
-        drawn = torch.randn(last.shape, generator=torch.Generator().manual_seed(0), dtype=last.dtype)
+        drawn = last.new_empty(last.shape).normal_(generator=torch.Generator(last.device).manual_seed(0))
         last = torch.where(lost, drawn, last)
     return last / last.abs().amax(dim=0)
 
