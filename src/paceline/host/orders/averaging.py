@@ -256,7 +256,7 @@ class Averaging(Placed[Partial | Mean]):
     def _cancel(self, work: _Work) -> None:
         """Fetch nothing for it any more."""
         if self._carrier is not None:
-            for item in work.reducer.fetches():
+            for item in (Mean(work.number), *work.reducer.needs):
                 self._carrier.cancel(_fetched(item))
 
 
