@@ -120,8 +120,9 @@ def test_replicas_begin_as_a_version_that_the_store_makes_and_each_with_its_work
     two.store.sent.clear()
     two.host.switch(1, [0, 1], makes(1))
     two.carry_out(Release(worker=0, step=0, version=0, parameters="own"))
-    (made,) = of_store(two)
+    made, asked = of_store(two)
     assert isinstance(made, messages.store.MakeBeginning)
+    assert asked == messages.store.SendState(None)
     assert (made.version, made.of_store, len(made.sources), made.workers) == (1, True, 1, [0, 1])
     two.said_by_store(messages.store.BeginningMade(1, None))
     assert SwitchMade(1, [0, 1], [0, 1], None) in two.reports.events
@@ -150,8 +151,7 @@ def test_a_store_goes_on_from_the_mean_of_the_replicas_that_have_made_all_of_the
         two.leave(1)
     else:
         two.crew.hear(1, messages.worker.Stepped(0, None))
-    made = of_store(two)[-1]
-    assert isinstance(made, messages.store.MakeBeginning)
+    (made,) = [one for one in of_store(two) if isinstance(one, messages.store.MakeBeginning)]
     assert (made.of_store, made.workers) == (False, [0] if dies else [0, 1])
     two.said_by_store(messages.store.BeginningMade(3, 0.5))
     assert SwitchMade(3, [0] if dies else [0, 1], [0, 1], 0.5) in two.reports.events

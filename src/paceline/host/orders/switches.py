@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from paceline.core.items import Replica, Version
 from paceline.core.orders import Order, Release, StartPull, StartPush
@@ -26,9 +26,9 @@ class Switches:
     """Carries out a switch once all is made that was ordered before it.
 
     Where workers' optimizers step from then on, each gets the state of the store's. Where the store's steps, it gets
-    the mean of theirs. Replicas begin alike, as a version that the switch makes, and with the mean of those states.
-    After replicas their mean is that version. A worker that dies before it has given its state, or its replica has
-    made its steps, is in no mean.
+    the mean of theirs, and so does each worker if replicas are to stay equal. Replicas begin as a version that the
+    switch makes. After replicas their mean is that version. A worker that dies before it has given its state, or its
+    replica has made its steps, is in no mean.
     """
 
     def __init__(self, cluster: Cluster, report: Report, gives: Callable[[list[int]], list[int]]) -> None:
@@ -47,10 +47,13 @@ class Switches:
         """The version that the switch makes, if it makes one."""
         self._cut: dict[int, Replica] = {}
         """By worker: the replicas that are in that version."""
-        self._all_made = False
-        """Whether all versions are made, or replicas, that were ordered before the switch."""
-        self._awaited: dict[int, int | None] | None = None
-        """By worker that is to give its optimizer's state: the descriptor of that, or None. None: nobody is to."""
+        self._lacks: set[Literal["made", "states", "version", "state"]] = set()
+        """What the switch waits for: that all is made that was ordered before it, workers' states, the version that it
+        makes, and the state that goes elsewhere."""
+        self._awaited: dict[int, int | None] = {}
+        """By worker that is to give its optimizer's state: the descriptor of that, or None."""
+        self._instead: list[int] = []
+        """Where all workers have one state: those to ask if the one that gives it dies."""
 
     @property
     def busy_with(self) -> str | None:
@@ -70,11 +73,18 @@ class Switches:
         if makes is None and before.optimizer == after.optimizer == "store":  # nothing moves, so nothing waits
             self._decides(part)
             return
-        self.part, self._members, self._makes, self._all_made = part, members, makes, False
-        if before.optimizer != "store" and (after.optimizer == "store" or after.state == "replicas"):
-            self._awaited = {one: None for one in self._gives(list(members)) if cluster.seats[one].here}
-            for worker in self._awaited:
-                cluster.send(worker, messages.worker.GiveState())
+        equal = after.state == "replicas" and after.pushes == "gradient"
+        self.part, self._members, self._makes, self._lacks = part, members, makes, {"made"}
+        if makes is not None:
+            self._lacks.add("version")
+        if after.optimizer != "store" and (before.optimizer == "store" or equal):
+            self._lacks.add("state")
+        if before.optimizer != "store" and (after.optimizer == "store" or equal):
+            self._lacks.add("states")
+            there = [one for one in self._gives(list(members)) if cluster.seats[one].here]
+            one_state = before.state == "replicas" and before.pushes == "gradient"
+            self._instead = [one for one in there if makes is not None and one in makes.workers] if one_state else []
+            self._ask(self._instead[:1] if one_state else there)
         if before.state == "replicas":
             assert makes is not None
             self._cut_through(list(makes.workers))
@@ -83,7 +93,7 @@ class Switches:
 
     def given(self, worker: int, error: str | None, descriptors: Sequence[int]) -> None:
         """The worker gives its optimizer's state, or can't."""
-        if self._awaited is None or worker not in self._awaited:
+        if worker not in self._awaited:
             return
         if error is not None or not descriptors:
             self._report(Impossible(error or f"worker {worker} has given nothing of its optimizer"))
@@ -98,22 +108,22 @@ class Switches:
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended."""
-        if self._awaited is not None and self._awaited.get(worker, 0) is None:
+        if self._awaited.get(worker, 0) is None:
             del self._awaited[worker]
+            self._instead = [one for one in self._instead if one != worker]
+            if not self._awaited:
+                self._ask(self._instead[:1])
             self._go_on()
 
     def made(self, version: int, distance: float | None) -> bool:
         """The store's process has made that version. Return whether it was to."""
-        if self.part is None or self._makes is None or self._makes.version != version:
+        if "version" not in self._lacks or self._makes is None or self._makes.version != version:
             return False
-        cluster, workers = self._cluster, list(self._cut) or list(self._makes.workers)
-        cluster.transfers.let_go(CUT)
+        self._lacks.discard("version")
+        self._cluster.transfers.let_go(CUT)
+        workers = list(self._cut) or list(self._makes.workers)
         self._report(SwitchMade(version, workers, self._members, distance))
-        before, after = cluster.spec, cluster.here.choice.part(self.part).spec
-        if after.optimizer != "store" and (before.optimizer == "store" or after.state == "replicas"):
-            self._send_state()
-        else:
-            self._take_effect(None)
+        self._go_on()
         return True
 
     def came(self, error: str | None, descriptors: Sequence[int]) -> None:
@@ -121,6 +131,7 @@ class Switches:
         if error is not None:
             self._report(Impossible(error))
         else:
+            self._lacks.discard("state")
             self._take_effect(descriptors[0])
 
     def _cut_through(self, workers: Sequence[int]) -> None:
@@ -148,38 +159,52 @@ class Switches:
 
         cluster.replicas.after(cluster.replicas.workers, made, without)
 
+    def _ask(self, workers: Sequence[int]) -> None:
+        """Have these workers give their optimizers' states."""
+        for worker in workers:
+            self._awaited[worker] = None
+            self._cluster.send(worker, messages.worker.GiveState())
+
     def _have_made(self) -> None:
-        self._all_made = True
+        """All is made that was ordered before. The store's process may make the version while workers give states."""
+        self._lacks.discard("made")
+        if self._makes is not None:
+            self._make(self._makes)
+        if "states" not in self._lacks:
+            self._move([])
         self._go_on()
 
     def _go_on(self) -> None:
-        cluster = self._cluster
-        if self.part is None or not self._all_made or (self._awaited is not None and None in self._awaited.values()):
+        if self.part is None or "made" in self._lacks:
             return
-        part, store, gave = cluster.here.choice.part(self.part), cluster.store, self._awaited
-        if self._makes is None and cluster.spec.optimizer == "store":
-            self._send_state()
-            return
-        given, self._awaited = gave or {}, None
-        for _, file in sorted(given.items()):
-            assert file is not None
-            store.send(messages.store.TakeState(), (file,))
-            os.close(file)
-        if cluster.spec.optimizer != "store":
-            store.send(messages.store.Become(part.outer))
-        if gave is not None:
-            self._report(StatesGiven(sorted(given)))
-        if self._makes is not None:
-            self._make(self._makes)
-        elif given and cluster.shards:
-            store.send(messages.store.SendWhole())
-        else:
+        if "states" in self._lacks and None not in self._awaited.values():
+            self._lacks.discard("states")
+            self._move(self._taken())
+        if not self._lacks:
             self._take_effect(None)
 
-    def _send_state(self) -> None:
-        """Have the store's process pack what its optimizer has: `came` follows."""
-        store, shares = self._cluster.store, self._cluster.shares
-        shares.when_own_is_whole(lambda: store.send(messages.store.SendState(None, *shares.ask())))
+    def _taken(self) -> list[int]:
+        """Pass on to the store's process what workers have given. Return whose states these are."""
+        given, self._awaited = sorted(self._awaited.items()), {}
+        for _, file in given:
+            assert file is not None
+            self._cluster.store.send(messages.store.TakeState(), (file,))
+            os.close(file)
+        workers = [worker for worker, _ in given]
+        self._report(StatesGiven(workers))
+        return workers
+
+    def _move(self, given: Sequence[int]) -> None:
+        """The store's process has all states that it gets, of these workers. Have it make versions, or pass one on."""
+        cluster, part = self._cluster, self._cluster.here.choice.part(self.part or 0)
+        if cluster.spec.optimizer != "store":
+            cluster.store.send(messages.store.Become(part.outer))
+        if "state" in self._lacks:  # `came` follows
+            shares, store = cluster.shares, cluster.store
+            shares.when_own_is_whole(lambda: store.send(messages.store.SendState(None, *shares.ask())))
+        elif given and cluster.shards:
+            self._lacks.add("state")
+            cluster.store.send(messages.store.SendWhole())
 
     def _make(self, makes: SwitchVersion) -> None:
         """Have the store's process make the version that the next part begins with: `made` follows."""
