@@ -145,9 +145,9 @@ def test_an_update_that_arrives_after_its_worker_declined_another_step_has_no_le
 def test_copies_of_devices_add_up_beside_the_parts_of_a_worker_s_time_and_are_null_where_it_had_none() -> None:
     tally = told(began(0, 1, 2))
     for copies in ((0.5, 0.25), (0.125, None)):
-        tally.step_times(0, StepTimes(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, *copies))
-    tally.step_times(1, StepTimes(1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
-    tally.step_times(2, StepTimes(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0))
+        tally.step_times(0, 0, StepTimes(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, *copies))
+    tally.step_times(1, 0, StepTimes(1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+    tally.step_times(2, 0, StepTimes(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0))
     rows = summed_up(tally, ended=9.0)["per_worker"]
     assert [row["to_device_seconds"] for row in rows] == [0.625, None, 0.0]
     assert [row["from_device_seconds"] for row in rows] == [0.25, None, 0.0]
@@ -157,14 +157,14 @@ def test_copies_of_devices_add_up_beside_the_parts_of_a_worker_s_time_and_are_nu
 
 def test_seconds_that_are_too_many_are_taken_from_the_largest_part() -> None:
     tally = told(began(0, at=1.0))
-    tally.step_times(0, StepTimes(1.0, 6.0, 0.5, 2.0, 0.5, 9.0))
+    tally.step_times(0, 0, StepTimes(1.0, 6.0, 0.5, 2.0, 0.5, 9.0))
     (row,) = summed_up(tally, ended=9.0)["per_worker"]
     assert [row[part] for part in PARTS] == [5.0, 2.0, 1.0, 0.0]
     (row,) = summed_up(tally, ended=11.0)["per_worker"]
     assert [row[part] for part in PARTS] == [6.0, 2.0, 1.0, 1.0]
     (row,) = summed_up(tally, ended=2.5)["per_worker"]
     assert [row[part] for part in PARTS] == [0.0, 0.5, 1.0, 0.0]
-    tally.step_times(0, StepTimes(1.0, 0.1, 0.3, 0.2, 0.0, 0.0))
+    tally.step_times(0, 0, StepTimes(1.0, 0.1, 0.3, 0.2, 0.0, 0.0))
     (row,) = summed_up(tally, ended=1.0)["per_worker"]
     assert [row[part] for part in PARTS] == [0.0, 0.0, 0.0, 0.0]
 

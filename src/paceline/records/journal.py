@@ -41,7 +41,7 @@ class Journal:
 
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         self.ledger.step_times(worker, step, times)
-        self.tally.step_times(worker, times)
+        self.tally.step_times(worker, step, times)
 
     def fetched(self, fetch: FetchTimes) -> None:
         self.ledger.fetched(fetch)

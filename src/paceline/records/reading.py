@@ -147,10 +147,10 @@ def measure(
     """
     at("step_times")
     parts = "compute, push, wait, pull, other, to_device, from_device"
-    steps = f"SELECT worker, began, {parts} FROM step_times ORDER BY rowid"
-    for worker, *times in ledger.execute(steps):
+    steps = f"SELECT worker, step, began, {parts} FROM step_times ORDER BY rowid"
+    for worker, step, *times in ledger.execute(steps):
         if worker in tally.model.hosts:
-            tally.step_times(worker, StepTimes(*times))
+            tally.step_times(worker, step, StepTimes(*times))
     at("fetches")
     for fetch in read_fetches(ledger):
         tally.fetched(fetch)

@@ -57,7 +57,9 @@ class Switch:
     waiting: set[int] = field(default_factory=set)
     """Workers without parameters under the new protocol yet."""
     pause: float = 0.0
-    """Seconds from `since` until the last worker had them."""
+    """Seconds from `since` until the last worker had them, or where the switch makes a version, computed on it."""
+    first: dict[int, int] = field(default_factory=dict)
+    """By worker, where it makes one: the first step after it. No fact tells when a replica begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +163,12 @@ class RunModel:
                 case SwitchProtocol():
                     waiting = {worker for worker, _, _ in order.members}
                     pause = fact.at - order.since
-                    self.switches.append(
-                        Switch(to=order.to, since=order.since, at=fact.at, why=order.why, waiting=waiting, pause=pause)
+                    switch = Switch(
+                        to=order.to, since=order.since, at=fact.at, why=order.why, waiting=waiting, pause=pause
                     )
+                    if order.version is not None:
+                        switch.first = {worker: step for worker, _, step in order.members}
+                    self.switches.append(switch)
         if advanced:
             advanced = [worker for worker in advanced if worker in self.counts.finished]
             for worker in advanced:
@@ -217,6 +222,12 @@ class RunModel:
     def _leave(self, worker: int, at: float, why: str) -> None:
         stay = Stay(began=self.present.pop(worker), ended=at, left=why)
         self._left.setdefault(worker, []).append(stay)
+
+    def computed(self, worker: int, step: int, began: float) -> None:
+        """The worker began to compute that step at that moment."""
+        for switch in self.switches:
+            if switch.first.get(worker) == step:
+                switch.pause = max(switch.pause, began - switch.since)
 
     def _takes_part(self, worker: int, at: float | None) -> None:
         """Note when the worker got its first parameters after a switch. None: it left."""

@@ -179,9 +179,10 @@ class Tally:
         if lost is not None:
             self._count(lost, -1)
 
-    def step_times(self, worker: int, times: StepTimes) -> None:
+    def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         """Add a finished step's times."""
         self.shares[worker].times.add(times)
+        self.model.computed(worker, step, times.began)
 
     def fetched(self, fetch: FetchTimes) -> None:
         """Count a fetch between hosts."""
