@@ -35,7 +35,10 @@ from support.namespaces import Network, NotHere
 WORKLOAD = Path(__file__).parent / "workloads" / "char_lm.py"
 VARIANTS = {
     "ddp": [],
+    "ddp, powersgd:rank=2": [],
     "all-reduce": ["-p", "all-reduce"],
+    "all-reduce, int8": ["-p", "all-reduce", "--compress", "int8"],
+    "all-reduce, powersgd:rank=2": ["-p", "all-reduce", "--compress", "powersgd:rank=2"],
     "bsp": ["-p", "bsp"],
     "bsp, int8": ["-p", "bsp", "--compress", "int8"],
     "diloco:every=20": ["-p", "diloco:every=20"],
@@ -74,7 +77,8 @@ def measure(variant: str, seed: int, args: argparse.Namespace) -> Curve:
         write(Token.drawn(), folder / "token")
         script: list[Any] = [WORKLOAD, "--folder", folder, "--steps", args.steps, "--workers", hosts, "--seed", seed]
         script += ["--width", args.width, "--every", max(1, args.steps // args.looks)]
-        if variant == "ddp":
+        if variant.startswith("ddp"):
+            script += ["--rank", 2] if "powersgd" in variant else []
             one = [sys.executable, *script, "--variant", "ddp", "--processes", hosts, "--head", network.address(0)]
             commands = [(rank, [*one, "--worker", rank]) for rank in range(hosts)]
         else:
@@ -98,7 +102,7 @@ def measure(variant: str, seed: int, args: argparse.Namespace) -> Curve:
         _run(network, commands, folder, args.timeout)
         told = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(hosts)]
         losses = [tuple(point) for point in told[0]["curve"]]
-        if variant != "ddp":
+        if not variant.startswith("ddp"):
             summary = json.loads((folder / "run" / "summary.json").read_text())
             began = _began(folder / "run")
             losses = [(one["at_seconds"] - began, one["loss"]) for one in summary["evaluations"]]

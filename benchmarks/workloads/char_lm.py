@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from exchange import moved_bytes
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--worker", type=int, default=0, help="of ddp")
     parser.add_argument("--processes", type=int, default=1, help="of ddp")
     parser.add_argument("--head", help="address, of ddp")
+    parser.add_argument("--rank", type=int, help="of torch's PowerSGD hook, of ddp (default: no hook)")
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--context", type=int, default=32)
@@ -98,6 +100,9 @@ def main() -> None:
             "gloo", init_method=f"tcp://{args.head}:29500", rank=args.worker, world_size=args.processes
         )
         model = DistributedDataParallel(model)
+        if args.rank is not None:
+            state = PowerSGDState(None, matrix_approximation_rank=args.rank, start_powerSGD_iter=2)
+            model.register_comm_hook(state, powerSGD_hook)
         sampler = DistributedSampler(windows, seed=args.seed)
         loader = DataLoader(windows, batch_size=args.batch_size, sampler=sampler)
         worker = args.worker
