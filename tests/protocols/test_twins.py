@@ -27,6 +27,7 @@ TWINS: dict[str, Callable[[], Twin]] = {
     "local-sgd:every=1": lambda: Rounds(every=1),
     "local-sgd:every=3": lambda: Rounds(every=3),
     "diloco:every=2": lambda: Rounds(every=2),
+    "diloco:every=6,fragments=3": lambda: Rounds(every=2),
 }
 
 

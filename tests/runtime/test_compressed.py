@@ -85,12 +85,13 @@ def test_values_are_those_of_one_host_and_fewer_bytes_cross_links(
     [
         ("topk:density=0.1", "bsp"),
         ("topk:density=0.1", "diloco:every=4"),
+        ("topk:density=0.1", "diloco:every=4,fragments=2,mix=0.5"),
         ("topk:density=0.1", "all-reduce"),
         ("powersgd:rank=1", "all-reduce"),
     ],
 )
 def test_a_run_that_goes_on_has_the_bits_of_one_in_one_piece(codec: str, protocol: str, tmp_path: Path) -> None:
-    """What encoding has lost is in its snapshots, and what the next push begins with."""
+    """What encoding has lost is in its snapshots, and what workers have of fragments that aren't exchanged yet."""
     flags = ("-p", protocol, "--compress", codec, "-n", "2", "--threads", "1", "--checkpoint", "3")
     whole = run(TRAINS, *flags, tmp_path=tmp_path).completed()
     part = run(TRAINS, *flags, "--max-steps", "20", tmp_path=tmp_path)

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.ipc import messages
-from paceline.job.compatibility import difference, lack_of_memory, lack_of_work, unequal_hosts, unpromised, work
+from paceline.job.compatibility import difference, lack_of_memory, lack_of_work, unequal_hosts, unfit, unpromised, work
 from paceline.protocols import registry
 from support.run_state import OFFER, SETTINGS
 
@@ -59,6 +59,18 @@ def test_an_outer_optimizer_s_momentum_takes_a_version_s_memory_and_what_encodes
         encodes, choose("bsp", registry()), 3, needed("bsp") + 12 * OFFER.slot_bytes - 1, here=3, keeps=False
     )
     assert "what each worker encodes" in line
+
+
+def test_a_worker_that_exchanges_fragments_has_the_newest_version_in_memory_of_its_own() -> None:
+    assert needed("diloco:fragments=2") - needed("diloco") == 3 * OFFER.slot_bytes
+
+
+@pytest.mark.parametrize("protocol", ["diloco:every=8,fragments=4", "sync-switch:then=diloco:every=8,fragments=4"])
+def test_there_are_no_more_fragments_than_parameters(protocol: str) -> None:
+    settings = replace(SETTINGS, choice=choose(protocol, registry()))
+    three = msgspec.structs.replace(OFFER, starts=[0, 64, 128])
+    assert unfit(three, settings) == "diloco: fragments is 4, and the model has 3 parameters; use at most 3"
+    assert unfit(msgspec.structs.replace(OFFER, starts=[0, 64, 128, 192]), settings) == ""
 
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "c"}

@@ -74,10 +74,11 @@ rejoin_after = "0.1s"
 """
 
 
-def test_a_worker_that_comes_back_takes_part_from_the_next_round_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["diloco:every=4", "diloco:every=8,fragments=2"])
+def test_a_worker_that_comes_back_takes_part_from_the_next_round_on(protocol: str, tmp_path: Path) -> None:
     """What it had done in its open round is used again by others."""
     (tmp_path / "dies.toml").write_text(DIES)
-    flags = ("-p", "diloco:every=4", "-n", "2", "--threads", "1", "--scenario", str(tmp_path / "dies.toml"))
+    flags = ("-p", protocol, "-n", "2", "--threads", "1", "--scenario", str(tmp_path / "dies.toml"))
     ended = run(GOES_ON, *flags, tmp_path=tmp_path).completed()
     assert ended.summary["samples"] == 12 * 200
     assert ended.summary["per_worker"][1]["steps"] > 4, "the first round's, and those since it is back"

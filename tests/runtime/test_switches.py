@@ -118,9 +118,12 @@ def test_a_run_that_switches_where_the_optimizer_steps_is_right_and_replays_to_t
     sound(ended)
 
 
+FRAGMENTS = "diloco:every=4,fragments=2"
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
-    [("bsp", "diloco:every=4"), ("diloco:every=4", "bsp"), ("bsp", "all-reduce"), ("all-reduce", "bsp")],
+    [("bsp", FRAGMENTS), ("diloco:every=4", "bsp"), ("bsp", "all-reduce"), ("all-reduce", "bsp")],
 )
 def test_a_run_that_is_stopped_in_either_part_and_resumed_ends_on_the_bits_of_one_that_was_not(
     first: str, then: str, launch: Launch

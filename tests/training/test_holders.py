@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.core.machine import Fragments
 from paceline.errors import ConfigError, PeerLost
 from paceline.ipc.endpoint import Message
 from paceline.ipc.memory import Mapping, Region
@@ -123,7 +124,8 @@ class Case:
         own = "own-step" in kind
         state: Any = "replicas" if self.replica else "store"
         pushes: Any = "difference" if own else "gradient" if self.pushes else "nothing"
-        begin = Begin(1, 1, state, own, pushes, at_once="rounds" not in kind)
+        streams = Fragments(2, 0.5) if "fragments" in kind else Fragments()
+        begin = Begin(1, 1, state, own, pushes, at_once="rounds" not in kind, fragments=streams, version=0)
         if "device" not in kind:
             return holder_of(begin, self.joined)
         in_memory = [0 if own else 1] if "memory" in kind else []
@@ -167,6 +169,8 @@ REPLICAS = (
     "device, replica, nothing pushed",
 )
 KINDS = (*WINDOWS, *OWN_STEPS, *REPLICAS)
+FRAGMENTS = tuple(f"{kind}, rounds, fragments" for kind in OWN_STEPS)
+"""Two fragments, of which the first is the first parameter."""
 ROUNDS = tuple(f"{kind}, rounds" for kind in OWN_STEPS)
 STORED = ("window", "device", "device and memory", *OWN_STEPS)
 STEPS_HERE = (*OWN_STEPS, *REPLICAS)
@@ -232,6 +236,48 @@ def test_own_steps_are_in_one_update_which_is_made_once(case: Case) -> None:
     case.holder.step()
     assert case.holder.make_update()
     assert case.pushed() == ([[1.0], [2.0], ANY], [1, 1, 0], 3.0), "the next update begins with that version"
+
+
+@of(*FRAGMENTS)
+def test_only_the_next_fragment_of_a_version_is_pushed_and_only_what_has_changed_is_taken(case: Case) -> None:
+    """The worker's own values are mixed with those by half."""
+    for _ in range(2):
+        case.compute()
+        case.holder.step()
+        case.holder.go_on()
+        case.optimizer.zero_grad()
+    assert case.shown() == [[1.0], [-1.0], [3.0]]
+    assert case.holder.make_update()
+    assert case.pushed() == ([[2.0], ANY, ANY], [1, 0, 0], 2.0)
+    case.write(SECOND, 5.0)
+    case.holder.install(SECOND, (), 1)
+    assert case.shown() == [[3.0], [-1.0], [3.0]]
+    assert case.holder.changed() == []
+    version, own = case.holder.own() or (None, [])
+    assert (version, [value.unique().tolist() for value in own]) == (1, case.shown())
+    case.model.unused.grad = torch.ones(2)
+    case.holder.step()
+    assert case.holder.make_update()
+    assert case.pushed() == ([ANY, [4.0], [1.0]], [0, 1, 1], 2.0), "also what has moved in the round before"
+    case.holder.install(SECOND, (), 3)
+    assert case.shown() == [[4.0], [2.0], [3.5]], "both have changed since"
+    case.holder.go_on_from(version, own)
+    assert case.shown() == [[4.0], [2.0], [4.0]], "the same, of what a snapshot has"
+    case.holder.install(SECOND, (), 9)
+    assert case.shown() == [[4.5], [3.5], [4.5]], "each is taken once"
+    case.holder.hold_newest()
+    assert case.shown() == [[5.0], [5.0], [5.0]]
+
+
+@of(*FRAGMENTS)
+def test_fragments_begin_with_what_the_script_has_made_of_the_first_version(case: Case) -> None:
+    with torch.no_grad():
+        case.model.small.fill_(9.0)
+    case.holder.adopt()
+    case.compute()
+    case.holder.step()
+    assert case.holder.make_update()
+    assert case.pushed()[0][0] == [1.0]
 
 
 @of(*ROUNDS)

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.choice import choose
-from paceline.core.machine import Outer
+from paceline.core.machine import Fragments, Outer
 from paceline.ipc.memory import Region
+from paceline.ipc.messages.worker import Begin
 from paceline.protocols import registry
 from paceline.store.store import Store
-from paceline.training.holders.parameter_views import OwnMemory
-from paceline.training.holders.push import AreaPush
-from paceline.training.holders.stored import OwnStep
+from paceline.training.holders.choice import holder_of
 from paceline.training.layout import Layout, Places
 from paceline.training.model.structure import Followed
 from paceline.training.training_context import TrainingContext
@@ -26,13 +25,20 @@ from paceline.training.training_context import TrainingContext
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 Loss = Callable[[nn.Module, int, int], Tensor]
 """Of a worker's model in a step."""
+WHOLE = Fragments()
 
 
 class Rounds:
     """Workers and a store, which go from round to round."""
 
     def __init__(
-        self, models: list[nn.Module], make: MakeOptimizer, loss: Loss, outer: Outer, weights: Sequence[float] = ()
+        self,
+        models: list[nn.Module],
+        make: MakeOptimizer,
+        loss: Loss,
+        outer: Outer,
+        weights: Sequence[float] = (),
+        fragments: Fragments = WHOLE,
     ) -> None:
         self.models, self.loss = models, loss
         self.weights = [*weights] or [1 / len(models)] * len(models)
@@ -51,11 +57,11 @@ class Rounds:
                 optimizer=optimizer,
                 parameters=list(model.parameters()),
             )
-            own = OwnMemory(places, context.parameters)
-            self.holders.append(OwnStep(context, AreaPush(context), own, at_once=False))
+            begin = Begin(2, 1, "store", True, "difference", at_once=False, fragments=fragments, version=0)
+            self.holders.append(holder_of(begin, context))
             self.holders[-1].use(worker)
             self.holders[-1].show(0)
-        self.slot = self.steps = 0
+        self.slot = self.steps = self.made = 0
 
     def round(self, every: int) -> None:
         """Every worker makes that many own steps, and all begin again with the version that comes of it."""
@@ -71,9 +77,9 @@ class Rounds:
         target = 1 - self.slot
         self.store.prepare_slot(target)
         self.store.commit(self.slot, target, list(enumerate(self.weights)))
-        self.slot = target
+        self.slot, self.made = target, self.made + 1
         for holder in self.holders:
-            holder.install(target)
+            holder.install(target, (), self.made)
 
     @property
     def version(self) -> list[Tensor]:
@@ -117,6 +123,42 @@ def test_versions_are_those_of_the_rule_worked_by_hand(protocol: str, every: int
         assert rounds.version[0].item() == pytest.approx(expected, abs=1e-12)
 
 
+class Two(nn.Module):
+    """Two numbers, each a fragment, which begin at 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+
+
+def down_by_two(model: Any, worker: int, step: int) -> Tensor:
+    return 2 * (model.first + model.second).sum()
+
+
+STREAMED = {
+    0.0: [(-11, -5), (-17, -23), (-35, -29), (-41, -47)],
+    0.5: [(-8, -5), (-14, -17), (-24.5, -23), (-30.5, -32)],
+    1.0: [(-5, -5), (-11, -11), (-17, -17), (-23, -23)],
+}
+"""By mix: both numbers of a worker after each round of 3 of 6 steps, as torchft's fixtures have them."""
+
+
+@pytest.mark.parametrize("mix", STREAMED)
+def test_one_fragment_a_round_is_exchanged_and_mixed_as_in_torchft(mix: float) -> None:
+    """With mix=1 workers never hear of each other, and only the version moves."""
+
+    def plain(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    rounds = Rounds([Two(), Two()], plain, down_by_two, Outer(2.0), fragments=Fragments(2, mix))
+    for number, expected in enumerate(STREAMED[mix]):
+        rounds.round(3)
+        if number == 0:
+            assert [value.item() for value in rounds.version] == [-11, 1]
+        for model in rounds.models:
+            assert tuple(parameter.item() for parameter in model.parameters()) == expected
+
+
 def network(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
@@ -131,26 +173,35 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
 
 
-def plain(rounds: int, every: int, outer: Outer, weights: list[float]) -> Iterator[list[Tensor]]:
-    """DiLoCo in plain torch: yield the version after each round."""
+def plain(
+    rounds: int, every: int, outer: Outer, weights: list[float], fragments: Sequence[set[str]] = (), mix: float = 0.0
+) -> Iterator[list[Tensor]]:
+    """DiLoCo in plain torch: yield the version after each round. `fragments`: the parameters' names in each."""
     shared = network()
     models = [network() for _ in weights]
     inner = [adamw(model.parameters()) for model in models]
     step_outer = torch.optim.SGD(shared.parameters(), lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov)
     for number in range(rounds):
+        sent = fragments[number % len(fragments)] if fragments else {*shared.state_dict()}
         for worker, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
-            model.load_state_dict(shared.state_dict())
             for step in range(number * every, (number + 1) * every):
                 optimizer.zero_grad()
                 of_batch(model, worker, step).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+        step_outer.zero_grad()
         for name, parameter in shared.named_parameters():
+            if name not in sent:
+                continue
             differences = [parameter.detach() - dict(model.named_parameters())[name].detach() for model in models]
             total = differences[0] * weights[0]
             for difference, weight in zip(differences[1:], weights[1:], strict=True):
                 total = total.add(difference, alpha=weight)
             parameter.grad = total
         step_outer.step()
+        for model in models:
+            for name in sent:
+                own = model.get_parameter(name).detach()
+                own.copy_(mix * own + (1 - mix) * shared.get_parameter(name).detach())
         yield [parameter.detach().clone() for parameter in shared.parameters()]
 
 
@@ -160,6 +211,18 @@ def test_three_workers_with_adamw_inside_make_the_versions_of_plain_torch(protoc
     rounds = Rounds([network() for _ in weights], adamw, of_batch, outer_of(protocol), weights)
     for expected in plain(5, 4, outer_of(protocol), weights):
         rounds.round(4)
+        for ours, theirs in zip(rounds.version, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-14)
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.25])
+def test_a_fragment_s_momentum_waits_for_its_next_version(mix: float) -> None:
+    """Of two fragments, the first is the first layer's weight."""
+    weights, names = [0.25, 0.5, 0.25], [{"0.weight"}, {"0.bias", "2.weight", "2.bias"}]
+    models: list[nn.Module] = [network() for _ in weights]
+    rounds = Rounds(models, adamw, of_batch, outer_of("diloco"), weights, Fragments(2, mix))
+    for expected in plain(7, 3, outer_of("diloco"), weights, names, mix):
+        rounds.round(3)
         for ours, theirs in zip(rounds.version, expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0.0, atol=1e-14)
 

@@ -14,7 +14,7 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from decimal import Decimal
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from paceline.core.machine import Machine, Outer, Part, Spec
+from paceline.core.machine import Fragments, Machine, Outer, Part, Spec
 from paceline.core.orders import SwitchProtocol
 from paceline.core.reasons import OF_REPLICAS, Why, sentence
 from paceline.errors import ConfigError
@@ -183,6 +183,11 @@ class Choice:
     def has_store(self) -> bool:
         """Whether a store makes versions, at least while one of the parts decides."""
         return "store" in (one.spec.state for one in self.parts or (self,))
+
+    @property
+    def fragments(self) -> Fragments:
+        """The fragments of the parameters. See `Spec.fragments`."""
+        return self.spec.fragments(self.config)
 
     @property
     def rounds(self) -> bool:

@@ -40,8 +40,8 @@ class Rounds(Protocol):
     """The parameter that all of these protocols have."""
 
     @property
-    def every(self) -> int:
-        """Own steps of each worker in a round."""
+    def round(self) -> int:
+        """Own steps of each worker in a round, after which there is a version."""
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class LocalRounds:
                 steps = self.open[worker].steps
                 if steps:
                     why = "revoked" if fact.revoked else "no-data"
-                    return (self.roster.push(worker, (why, steps, self.config.every)),)
+                    return (self.roster.push(worker, (why, steps, self.config.round)),)
                 del self.open[worker]
                 return self._close_round()
             case WorkerLeft(worker=worker):
@@ -110,7 +110,7 @@ class LocalRounds:
 
     def _begin(self, worker: int, why: Why) -> Release:
         self.open[worker] = OpenRound()
-        return self.roster.release(worker, self.version, why, steps=self.config.every)
+        return self.roster.release(worker, self.version, why, steps=self.config.round)
 
     def _computed(self, worker: int, seat: WorkerProgress, weighs: float | None) -> tuple[Order, ...]:
         """The worker goes on by itself, or pushes what it has subtracted in this round."""
@@ -151,8 +151,8 @@ INVARIANTS = {
     "the workers that compute or push are awaited, and no others": lambda machine: (
         sorted(machine.open) == sorted(one for one, seat in machine.roster.seats.items() if _is_awaited(seat))
     ),
-    "no worker makes more own steps in a round than `every`": lambda machine: all(
-        one.steps <= machine.config.every for one in machine.open.values()
+    "no worker makes more own steps in a round than that has": lambda machine: all(
+        one.steps <= machine.config.round for one in machine.open.values()
     ),
     "a worker waits only while a difference is awaited": lambda machine: bool(machine.open) or not machine.waiting,
 }

@@ -28,6 +28,19 @@ class Outer(NamedTuple):
     nesterov: bool = False
 
 
+class Fragments(NamedTuple):
+    """What of the parameters a version changes, and what workers take of that."""
+
+    total: int = 1
+    """Fragments of the parameters. The version after `v` changes only the fragment of the number `v % total`."""
+    mix: float = 0.0
+    """The share of its own parameters that a worker keeps as it takes a fragment."""
+
+    def changed(self, since: int, version: int) -> set[int]:
+        """Return the numbers of the fragments that changed from version `since` to `version`."""
+        return {one % self.total for one in range(max(since, version - self.total), version)}
+
+
 class Machine(Protocol):
     """A protocol: facts in, orders out.
 
@@ -91,6 +104,8 @@ class Spec:
     """What makes a version."""
     outer: Callable[[Any], Outer] = lambda config: Outer()
     """The outer optimizer, if there is one. By default it subtracts differences as they are."""
+    fragments: Callable[[Any], Fragments] = lambda config: Fragments()
+    """How updates of rounds are spread over fragments of the parameters. By default each has all parameters."""
     groups: bool = False
     """Whether workers average in groups, by `Reduce`."""
     sums: Sums = "workers"

@@ -36,6 +36,21 @@ def cut(cuts: Sequence[int], hosts: Sequence[str]) -> list[Shard]:
     return [Shard(host, begin, end) for host, begin, end in zip(hosts, begins, [*begins[1:], cuts[-1]], strict=False)]
 
 
+def fragments(starts: Sequence[int], size: int, count: int) -> list[tuple[int, int]]:
+    """Cut a version of so many bytes into fragments of about the same size: (begin, end) of each.
+
+    It is cut only at `starts`, of which there are at least `count`. No fragment is empty.
+
+    >>> fragments([0, 10, 20, 90], 100, 3)
+    [(0, 10), (10, 90), (90, 100)]
+    """
+    chosen = [0]
+    for number in range(1, count):
+        free = range(chosen[-1] + 1, len(starts) - count + number + 1)
+        chosen.append(min(free, key=lambda place: abs(starts[place] * count - size * number)))
+    return list(pairwise([*(starts[place] for place in chosen), size]))
+
+
 def pieces(cuts: Sequence[int], shards: Sequence[Shard]) -> list[tuple[str, int, int]]:
     """Cut shards into pieces that are asked for, and sent, by themselves: (host, begin, end) of each."""
     found = []

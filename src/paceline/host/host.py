@@ -399,7 +399,7 @@ class Host:
         newest = Version(self.versions.newest)
 
         def there(shown: int) -> None:
-            self._send_begin(worker, self._plan.admit(self.part.spec, shown, epoch, at, tells=self.tells), ())
+            self._send_begin(worker, self._plan.admit(self.part, shown, epoch, at, tells=self.tells), ())
 
         if self.replicas is not None and self.owns_replicas:
             there(self.replicas.shows(worker, None if order.item is None else item_of(order.item)))
@@ -597,7 +597,8 @@ class Host:
             if not seat.running:
                 return
             seat.trains = seat.trained = True
-            begin = self._plan.begin(self.part.spec, tells=self.tells)
+            begin = self._plan.begin(self.part, tells=self.tells)
+            begin.version = self.versions.newest
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
                 if self.replicas is not None and self.owns_replicas:
@@ -648,8 +649,10 @@ class Host:
 
     def tell_part(self, state: int | None) -> None:
         """Tell the workers here which part of the protocol decides. `state`: what their optimizers go on with."""
-        begin = self._plan.begin(self.part.spec, tells=self.tells)
-        told = messages.worker.SwitchPart(begin.state, begin.local_steps, begin.pushes, begin.at_once, begin.tells)
+        begin = self._plan.begin(self.part, tells=self.tells)
+        told = messages.worker.SwitchPart(
+            begin.state, begin.local_steps, begin.pushes, begin.at_once, begin.tells, begin.fragments
+        )
         for worker in self._workers.numbers:
             seat = self.seats[worker]
             if seat.begun and seat.running:

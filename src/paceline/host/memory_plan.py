@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.choice import Choice
-from paceline.core.machine import Outer, Spec
+from paceline.core.machine import Outer
 from paceline.ipc.messages.worker import Begin, ForkStore, Offered, ResumePoint
 
 CLAIMS = 3
@@ -104,15 +104,23 @@ class MemoryPlan:
         outer = Outer() if only_adds or not self.stores else outer
         return ForkStore(self.slots, self.areas, self.sums, outer, begin, end)
 
-    def begin(self, spec: Spec, *, tells: bool) -> Begin:
+    def begin(self, part: Choice, *, tells: bool) -> Begin:
         """The order to train. `tells`: see the message."""
+        spec = part.spec
         return Begin(
-            self.slots, self.areas, spec.state, spec.local_steps, spec.pushes, at_once=spec.pushes_at_once, tells=tells
+            self.slots,
+            self.areas,
+            spec.state,
+            spec.local_steps,
+            spec.pushes,
+            at_once=spec.pushes_at_once,
+            tells=tells,
+            fragments=part.fragments,
         )
 
-    def admit(self, spec: Spec, place: int, epoch: int, at: float, *, tells: bool) -> Begin:
+    def admit(self, part: Choice, place: int, epoch: int, at: float, *, tells: bool) -> Begin:
         """The order to show what is in that place, while others train, until the worker takes part. See `Cluster`."""
-        begin = self.begin(spec, tells=tells)
+        begin = self.begin(part, tells=tells)
         begin.place, begin.joins, begin.at = place, True, at
         begin.resumed = ResumePoint(epoch=epoch, buffers=None, kept=False)
         return begin

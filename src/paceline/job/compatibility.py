@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from paceline.core.choice import Choice, nearest
 from paceline.core.leases import Dealing
+from paceline.core.machine import Fragments
 from paceline.core.phrases import listed, workers_named
 from paceline.core.placement import HEAD
 from paceline.host.memory_plan import BESIDE_READERS
@@ -91,6 +92,7 @@ def lack_of_memory(offer: Offered, choice: Choice, workers: int, available: int,
         needed += state_bytes if steps_in_store else here * (state_bytes + offer.slot_bytes)
         if spec.optimizer == "outer" and spec.outer(choice.config).momentum:
             needed += copies * offer.slot_bytes
+        needed += here * offer.slot_bytes if choice.fragments != Fragments() else 0  # see `holders.fragments`
         state = "the optimizer's state" if steps_in_store else "each worker's own parameters and optimizer's state"
         what = f"{slots} versions, {workers} updates and {state}, of {offer.slot_bytes:,} bytes each"
     if offer.encoded_cuts:  # see `training.residual`
@@ -152,8 +154,12 @@ def lack_of_metrics(offer: Offered, settings: Settings) -> str:
 
 
 def unfit(offer: Offered, settings: Settings) -> str:
-    """Say why the protocol can't train with the script's optimizer. Empty: it can."""
+    """Say why the protocol can't train the script's model, or with its optimizer. Empty: it can."""
     spec = settings.choice.spec
+    for part in (settings.choice, *settings.choice.parts):
+        most = max(1, len(offer.starts))
+        if (total := part.fragments.total) > most:
+            return f"{part.spec.name}: fragments is {total}, and the model has {most} parameters; use at most {most}"
     return "" if spec.unfit is None else spec.unfit(settings.choice.config, offer.scalars)
 
 

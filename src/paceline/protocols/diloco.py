@@ -8,12 +8,20 @@ With `outer=nesterov`, as in the paper, m ← outer_momentum · m + Δ and θ �
 With `momentum`, θ ← θ − outer_lr · m. With a constant inner rate this is SlowMo (arXiv 1910.00643). With `sgd`,
 θ ← θ − outer_lr · Δ, which with outer_lr=1 averages the workers' parameters, as local-sgd does.
 
-Source: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023 (arXiv 2311.08105), as
-others restate its rule. Rounds of 50 steps, where others report 500 of the paper, and weights by samples are ours.
+With `fragments=F` (Streaming DiLoCo) the parameters are cut into F fragments. After every `every`/F steps the workers
+push, and take, one fragment, and go on with the others as they are. The k-th version changes fragment (k − 1) mod F. A
+worker takes it as θ ← mix · θ + (1 − mix) · θ_version.
+
+Sources: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023 (arXiv 2311.08105);
+Douillard et al., Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512), as others restate their
+rules. The order of fragments is torchft's. Ours are `every=50`, where others report 500 of the paper, weights by
+samples, and fragments of neighbouring parameters of about the same bytes, where the paper strides over layers.
 
 Counter convention: a version counts outer steps. A step is an own step of a worker.
 
-Deviations: membership may change, as in local-sgd. The outer optimizer's momentum is kept in snapshots.
+Deviations: workers wait while a fragment is exchanged, as no exchange overlaps with steps. Membership may change, as in
+local-sgd. The outer optimizer's momentum is kept in snapshots, and what a worker has of fragments that are still to be
+exchanged.
 """
 
 from __future__ import annotations
@@ -23,22 +31,34 @@ from typing import Literal
 
 from paceline.core.choice import check_parameters, parameter
 from paceline.core.local_rounds import INVARIANTS, REASONS, LocalRounds
-from paceline.core.machine import Outer, Spec
+from paceline.core.machine import Fragments, Outer, Spec
+from paceline.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """How long a round is, and the outer optimizer."""
+    """How long a round is, the outer optimizer, and what is exchanged at once."""
 
-    every: int = parameter(50, "own steps of each worker in a round", unit="steps", least=1)
+    every: int = parameter(50, "own steps of each worker until all parameters are exchanged", unit="steps", least=1)
     outer: Literal["nesterov", "momentum", "sgd"] = parameter(
         "nesterov", "the outer optimizer: SGD with Nesterov momentum, with momentum, or without"
     )
     outer_lr: float = parameter(0.7, "the outer learning rate", least=0, above=True)
     outer_momentum: float = parameter(0.9, "the outer momentum, unless outer=sgd", least=0, most=1)
+    fragments: int = parameter(1, "fragments of the parameters, which are exchanged one after another", least=1)
+    mix: float = parameter(0.0, "the share of its own value that a worker keeps as it takes one", least=0, most=1)
 
     def __post_init__(self) -> None:
         check_parameters("diloco", self)
+        if self.every % self.fragments:
+            raise ConfigError(
+                f"diloco: every is {self.every} steps; it must be a multiple of fragments, which is {self.fragments}"
+            )
+
+    @property
+    def round(self) -> int:
+        """See `local_rounds.Rounds`."""
+        return self.every // self.fragments
 
 
 def outer_of(config: Config) -> Outer:
@@ -59,6 +79,7 @@ SPEC = Spec(
     pushes="difference",
     optimizer="outer",
     outer=outer_of,
+    fragments=lambda config: Fragments(config.fragments, config.mix),
     pushes_at_once=False,
     invariants=INVARIANTS,
     reasons=REASONS,

@@ -32,6 +32,11 @@ class Config:
     def __post_init__(self) -> None:
         check_parameters("local-sgd", self)
 
+    @property
+    def round(self) -> int:
+        """See `local_rounds.Rounds`."""
+        return self.every
+
 
 SPEC = Spec(
     name="local-sgd",

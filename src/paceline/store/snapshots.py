@@ -67,6 +67,8 @@ class OfWorker:
     """The model's, for a worker that joins. A snapshot has buffers in its other files."""
     residual: tuple[int, Tensor] | None = None
     """What encoding has lost of that worker's pushes, without those that no version has. See `training.residual`."""
+    own: tuple[int, int, list[Tensor]] | None = None
+    """The worker, and what `Holder.own` has returned."""
 
 
 class StateSnapshot:

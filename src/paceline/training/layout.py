@@ -145,6 +145,11 @@ class Layout:
         return self.push_bytes - (0 if self.encoding is None else whole_pages(self.encoding.size))
 
     @property
+    def starts(self) -> list[int]:
+        """Where parameters begin in a version, in bytes, ascending, but for those without elements."""
+        return sorted(entry.offset for entry in self.moving if entry.count)
+
+    @property
     def buffers_bytes(self) -> int:
         """What buffers take in a push area, from the flags to the last buffer; 0 if there are none."""
         flags_end = self.flags_offset + len(self.moving)
@@ -211,6 +216,10 @@ class Places:
     def slot(self, slot: int) -> list[Tensor]:
         """The parameters of the version in that slot, in the optimizer's order."""
         return [entry.over(self.region.memory, self.slot_start(slot)) for entry in self.layout.moving]
+
+    def parameter(self, number: int, start: int) -> Tensor:
+        """The parameter of that number, in a version that begins at that byte."""
+        return self.layout.moving[number].over(self.region.memory, start)
 
     def fixed(self, adopted: bool = False) -> dict[str, Tensor]:
         """The fixed part, by name."""

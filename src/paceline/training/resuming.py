@@ -96,6 +96,8 @@ class Resuming:
         if context.residual is not None and there.residual is not None and there.residual[0] == context.link.worker:
             now, lost = context.residual.now, there.residual[1]  # another worker's is that one's to make up for
             now[: len(lost)].copy_(lost[: len(now)])  # what another codec has kept behind it may be more, or less
+        if there.own is not None and there.own[0] == context.link.worker:
+            self.holder.go_on_from(*there.own[1:])
         if kept:
             try:
                 self._kept.load(there)

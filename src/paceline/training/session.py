@@ -456,7 +456,7 @@ class Session:
         if go.slot < 0:
             self.holder.go_on()
         elif self.steps or go.slot != self._place:  # the first version is shown already
-            self.holder.install(go.slot, go.ahead)
+            self.holder.install(go.slot, go.ahead, go.version)
         self.holder.use(go.area)
         now = time.monotonic()
         self._clock = StepClock(waited=granted - since, pulled=now - granted, released_at=now, began=now)

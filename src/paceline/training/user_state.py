@@ -60,7 +60,8 @@ class UserState:
     ) -> tuple[bytes, str | None]:
         """Return all of it as it is now, with what the optimizer had; or nothing, and why it can't be packed.
 
-        `steps`: the optimizer's own, where the worker steps it. `buffers`: the model's, if they are to go with it.
+        `steps`: the optimizer's own, and parameters of the worker's own, where the worker steps them. `buffers`: the
+        model's, if they are to go with it.
         `residual`: see `OfWorker`.
         """
         state, attributes = (steps.state, steps.attributes) if steps else (None, {})
@@ -74,6 +75,7 @@ class UserState:
                 attributes=attributes,
                 buffers=dict(buffers),
                 residual=residual,
+                own=steps.own if steps else None,
             )
             return pack(all_of_it), None
         except ConfigError as error:
@@ -127,7 +129,7 @@ class SnapshotOrders:
     def keep(self, orders: Sequence[Keep]) -> None:
         """Keep this as the script next comes by."""
         self.used = max([self.used, *(order.used for order in orders)])
-        self.due += [(order, self._optimizer_kept()) for order in orders]
+        self.due += [(order, self._steps_kept()) for order in orders]
         if any(order.step < self._session.last_step for order, _ in self.due):
             self.send()
 
@@ -155,6 +157,10 @@ class SnapshotOrders:
         """Pack what the script has for a worker that joins, as it is now: at the end of this worker's last step."""
         packing, why = self._kept.packing(self._optimizer_kept(), self._session.followed.buffers())
         self._session.link.say(Handed(order.worker, order.joining, why), packing)
+
+    def _steps_kept(self) -> OfWorker | None:
+        kept, own = self._optimizer_kept(), self._session.holder.own()
+        return replace(kept, own=(self._session.link.worker, *own)) if kept is not None and own is not None else kept
 
     def _optimizer_kept(self) -> OfWorker | None:
         return self._session.context.optimizer_kept() if self._session.holder.keeps_state else None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from paceline.core.agreements import LONGEST, How, Value
-from paceline.core.machine import Outer, Pushes, State
+from paceline.core.machine import Fragments, Outer, Pushes, State
 from paceline.core.state_edits import StateEdit
 from paceline.ipc.endpoint import Count, Message, Seconds, Word
 
@@ -72,6 +72,8 @@ class Offered(Message):
     """Passes over the data in each of these loops, as far as is known."""
     chunks: list[Count] = msgspec.field(default_factory=list)
     """Where the parameters that groups average may be cut, if not at `cuts`."""
+    starts: list[Count] = msgspec.field(default_factory=list)
+    """Where parameters begin in a version, in bytes, ascending, but for those without elements."""
     encoded_cuts: list[Count] = msgspec.field(default_factory=list)
     """Where an encoded update is cut as a version is at `cuts`, in bytes of a push area. Empty: it is not encoded."""
     device: Word = ""
@@ -525,6 +527,10 @@ class Begin(Message):
     """Seconds since the run's start."""
     tells: bool = False
     """Whether to send `Accumulated`."""
+    fragments: Fragments = Fragments()
+    """What of the parameters this worker pushes and takes at a time. See `core.machine.Spec`."""
+    version: int | None = None
+    """The version in `place`, on which the worker computes first. None: another one comes before that."""
 
 
 class GiveState(Message):
@@ -544,6 +550,7 @@ class SwitchPart(Message):
     pushes: Pushes
     at_once: bool
     tells: bool
+    fragments: Fragments
     place: int | None = None
     """Where that is which a worker shows that is still to join."""
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from paceline.core.machine import Fragments
 from paceline.ipc.messages.worker import Begin, SwitchPart
 from paceline.training.device import accelerator
 from paceline.training.device.copier import Copier
 from paceline.training.device.device_push import DeviceGradients, DeviceUpdates
 from paceline.training.holders.encoded_push import EncodedPush
+from paceline.training.holders.fragments import FragmentStep
 from paceline.training.holders.holder import Holder
-from paceline.training.holders.parameter_views import DeviceParameters, OwnMemory, Windowed
-from paceline.training.holders.push import AreaPush, NoPush, OverlappedPush
+from paceline.training.holders.parameter_views import DeviceParameters, OwnMemory, OwnParameters, Windowed
+from paceline.training.holders.push import AreaPush, NoPush, OverlappedPush, UpdatePush
 from paceline.training.holders.replica import DeviceReplica, ReplicaHolder
 from paceline.training.holders.stored import OwnStep, WindowHolder
 from paceline.training.training_context import TrainingContext
@@ -31,11 +33,17 @@ def holder_of(begin: Begin | SwitchPart, context: TrainingContext, copier: Copie
         window = Windowed(places.region, layout.push_bytes, layout.moving, context.parameters)
         return ReplicaHolder(context, NoPush() if begin.pushes == "nothing" else encoded or AreaPush(context), window)
     if begin.local_steps:
-        own = OwnMemory(places, context.parameters)
-        return OwnStep(context, encoded or AreaPush(context), own, at_once=begin.at_once)
+        return _own_step(begin, context, encoded or AreaPush(context), OwnMemory(places, context.parameters))
     overlaps = begin.tells and OverlappedPush.pays(layout)
     window = Windowed(places.region, layout.slot_bytes, layout.moving, context.parameters)
     return WindowHolder(context, encoded or (OverlappedPush if overlaps else AreaPush)(context), window)
+
+
+def _own_step(begin: Begin | SwitchPart, context: TrainingContext, push: UpdatePush, own: OwnParameters) -> OwnStep:
+    if begin.fragments == Fragments():
+        return OwnStep(context, push, own, at_once=begin.at_once)
+    version = begin.version if isinstance(begin, Begin) else None
+    return FragmentStep(context, push, own, begin.fragments, version)
 
 
 def _on_device(
@@ -47,5 +55,5 @@ def _on_device(
         push = NoPush() if begin.pushes == "nothing" else encoded or DeviceGradients(context, copier)
         return DeviceReplica(context, push, shown, copier)
     if begin.local_steps:
-        return OwnStep(context, encoded or DeviceUpdates(context, copier), shown, at_once=begin.at_once)
+        return _own_step(begin, context, encoded or DeviceUpdates(context, copier), shown)
     return WindowHolder(context, encoded or DeviceGradients(context, copier), shown)

@@ -36,8 +36,11 @@ class Holder(ABC):
         self._push = push
         self._shown = shown
 
-    def install(self, place: int, ahead: Sequence[tuple[int, float]] = ()) -> None:
-        """Show the version in that place, less these (push area, scale) of updates that it lacks."""
+    def install(self, place: int, ahead: Sequence[tuple[int, float]] = (), version: int | None = None) -> None:
+        """Show the version in that place, less these (push area, scale) of updates that it lacks.
+
+        `version`: its number, if the worker computes on it. Then some holders keep a part of what they show.
+        """
         # A graph over the former version must not be used: autograd refuses it, as after any optimizer's step.
         torch.autograd.graph.increment_version(self.context.parameters)
         self.show(place, ahead)
@@ -79,6 +82,13 @@ class Holder(ABC):
     def make_update(self) -> bool:
         """Put into the push area what own steps have subtracted. Return False if there are none."""
         return False
+
+    def own(self) -> tuple[int, list[Tensor]] | None:
+        """Return a version's number, and parameters that go on from that and are nowhere else; None: there are none."""
+        return None
+
+    def go_on_from(self, version: int, own: list[Tensor]) -> None:  # noqa: B027  # another part of a protocol had them
+        """Show these, which `own` has returned, with what has changed of the version that is shown since that one."""
 
     def step_replica(self, order: MakeStep) -> str | None:
         """Step the replica. Return the name of a parameter that is NaN or infinite after it, if there is one."""

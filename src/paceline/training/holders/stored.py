@@ -122,6 +122,8 @@ class OwnStep(StoredHolder):
         """Where the version begins that was shown last."""
         self._stepped: list[bool] | None = None
         """Which parameters had a gradient in the steps that are in no update; None: there is no such step."""
+        self._sends = [True] * len(self._values)
+        """Which parameters are in the next update."""
         self._last = -1
         """The last step that was made."""
 
@@ -166,14 +168,22 @@ class OwnStep(StoredHolder):
         """See `Holder`. The script's own optimizer steps."""
         if self._stepped is None:
             self._stepped = [False] * len(self._values)
-            with torch.no_grad():
-                torch._foreach_copy_(self._push.room(), self._values)
+            self._begin_update()
         self._stepping.step(self._values)
         self._last = self.context.link.step
         for number, parameter in enumerate(self.context.parameters):
             self._stepped[number] |= parameter.grad is not None
         if self._at_once:
             self.make_update()
+
+    @torch.no_grad()
+    def _begin_update(self) -> None:
+        """Keep what the parameters are before the first step of an update."""
+        torch._foreach_copy_(self._push.room(), self._values)
+
+    def _begun(self) -> list[Tensor]:
+        """Return what was kept for the update that is made now, to subtract from it. Decide what that `_sends`."""
+        return self._push.room()
 
     def make_update(self) -> bool:
         """See `Holder`. A parameter without a gradient is in it only if it has moved.
@@ -183,10 +193,10 @@ class OwnStep(StoredHolder):
         stepped, self._stepped = self._stepped, None
         if stepped is None:
             return False
-        updates = self._push.room()
+        updates = self._begun()
         moved = [
-            had_gradient or not same_bits(before, value)
-            for had_gradient, before, value in zip(stepped, updates, self._values, strict=True)
+            sends and (had_gradient or not same_bits(before, value))
+            for sends, had_gradient, before, value in zip(self._sends, stepped, updates, self._values, strict=True)
         ]
         there = list(compress(zip(updates, self._values, strict=True), moved))
         if there:  # else the script has discarded all of its gradients

@@ -1,0 +1,21 @@
+"""DiLoCo's parameters."""
+
+import pytest
+
+from paceline.core.choice import choose
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ("every=5,fragments=2", "diloco: every is 5 steps; it must be a multiple of fragments, which is 2"),
+        ("fragments=0", "diloco: fragments is 0; it must be 1 or more"),
+        ("mix=1.5", "diloco: mix is 1.5; it must be from 0 to 1"),
+    ],
+)
+def test_what_can_not_be_cut_or_mixed_is_refused_in_one_line(parameters: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        choose(f"diloco:{parameters}", registry())
+    assert str(refused.value) == said
