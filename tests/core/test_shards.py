@@ -7,7 +7,19 @@ from itertools import accumulate, pairwise
 
 import pytest
 
-from paceline.core.shards import MOST_PIECES, PIECE, Shard, cut, heir, pieces, taken_over, with_rest
+from paceline.core.shards import (
+    MOST_PIECES,
+    MOST_RANGES,
+    PIECE,
+    Shard,
+    cut,
+    fragments,
+    heir,
+    meet,
+    pieces,
+    taken_over,
+    with_rest,
+)
 from support.seeds import each_seed
 
 
@@ -67,6 +79,30 @@ def test_a_large_shard_is_asked_for_in_larger_pieces_and_not_in_more() -> None:
 
 def test_a_shard_that_can_not_be_cut_is_one_piece_however_large() -> None:
     assert pieces([0, 10 * PIECE], [Shard("a", 0, 10 * PIECE)]) == [("a", 0, 10 * PIECE)]
+
+
+def test_a_part_of_a_shard_may_end_where_no_piece_does() -> None:
+    cuts = [0, PIECE, 2 * PIECE, 4 * PIECE]
+    parts = meet([Shard("a", 0, 2 * PIECE), Shard("b", 2 * PIECE, 4 * PIECE)], [(10, 20), (PIECE - 9, 2 * PIECE + 30)])
+    assert pieces(cuts, parts) == [("a", 10, 20), ("a", PIECE - 9, 2 * PIECE), ("b", 2 * PIECE, 2 * PIECE + 30)]
+    assert meet(parts, [(20, 30)]) == []
+
+
+@each_seed(range(500))
+def test_fragments_have_every_parameter_once_and_about_the_same_bytes(seed: int) -> None:
+    lots = random.Random(seed)
+    sizes = [lots.choice([1, 1, 10, lots.randint(1, 1000)]) for _ in range(lots.randint(1, 200))]
+    *starts, size = accumulate(sizes, initial=0)
+    count = lots.randint(1, len(sizes))
+    found = fragments(starts, size, count)
+    assert len(found) == count
+    assert all(1 <= len(ranges) <= MOST_RANGES for ranges in found)
+    ranges = sorted(one for ranges in found for one in ranges)
+    assert [begin for begin, _ in ranges] + [size] == [0] + [end for _, end in ranges]
+    assert all(begin < end and begin in starts for begin, end in ranges)
+    if max(sizes) * 2 * MOST_RANGES * count <= size:
+        parts = [sum(end - begin for begin, end in ranges) for ranges in found]
+        assert max(parts) <= 2 * min(parts)
 
 
 A, B, C = Shard("a", 0, 40), Shard("b", 40, 60), Shard("c", 60, 90)

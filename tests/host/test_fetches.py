@@ -275,6 +275,16 @@ def test_nobody_hears_of_what_is_expected_before_it_is_fetched(case: Case) -> No
     assert case.noted() == [(2.0, 3.0, 8)], "it has begun with the first bytes"
 
 
+def test_an_item_that_no_other_host_has_a_part_of_is_there_once_its_place_is() -> None:
+    case = Case()
+    case.items.ranges = lambda item: []
+    case.fetches()
+    case.arrived.assert_called_once_with()
+    assert [one[0] for one in case.items.mock_calls] == ["lay", "free", "settled"]
+    case.items.free.assert_called_once_with(ITEM, True)
+    assert (case.noted(), case.carrier.pending()) == ([], [])
+
+
 @pytest.mark.parametrize("came", [0, 1, 2])
 def test_what_is_cancelled_leaves_its_place_and_is_asked_for_once_more(case: Case, came: int) -> None:
     case.carrier.expect(ITEM, OWNER)

@@ -55,6 +55,7 @@ def goes_on(begun: Run, *flags: str) -> Run:
     [
         ("bf16", "bsp", 0.52),
         ("int8", "diloco:every=3", 0.29),
+        ("int8", "diloco:every=4,fragments=2", 0.15),
         ("topk:density=0.1", "bsp", 0.23),
         ("bf16", "all-reduce", 0.52),
         ("int8", "all-reduce", 0.29),

@@ -8,7 +8,7 @@ import pytest
 
 from support.runs import run
 from support.scripts import script
-from support.sound import sound
+from support.sound import same_bits, sound
 
 pytestmark = pytest.mark.real_run
 
@@ -83,6 +83,34 @@ def test_a_worker_that_comes_back_takes_part_from_the_next_round_on(protocol: st
     assert ended.summary["samples"] == 12 * 200
     assert ended.summary["per_worker"][1]["steps"] > 4, "the first round's, and those since it is back"
     sound(ended)
+
+
+LAYERS = script("""
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(600, 600), nn.Tanh()) for _ in range(4)))
+optimizer = torch.optim.AdamW(model.parameters())
+data = TensorDataset(torch.randn(48, 600))
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=2))
+for (x,) in loader:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+""")
+
+
+@pytest.mark.parametrize("shards", ["head", "all"])
+def test_only_fragments_cross_links_and_the_bits_are_those_of_one_host(shards: str, tmp_path: Path) -> None:
+    flags = ("-p", "diloco:every=4,fragments=2,mix=0.5", "--threads", "1")
+    here = run(LAYERS, *flags, "-n", "2", tmp_path=tmp_path).completed()
+    hosts = ("--emulate-hosts", "2", "-n", "1", "--shards-on", shards)
+    there = run(LAYERS, *flags, *hosts, tmp_path=tmp_path).completed()
+    assert same_bits(here, there)
+    size = 4 * 4 * (600 * 600 + 600)
+    items = "kind = 'update' OR kind = 'version' AND number > 0"
+    came = there.rows(f"SELECT sum(bytes) FROM fetches WHERE {items} GROUP BY kind, worker, number, host")
+    most = max(of_one for (of_one,) in came)
+    assert size / 2 <= most * (2 if shards == "all" else 1) < size / 2 + 5000, "and padding and flags"
+    sound(there)
 
 
 def test_own_steps_of_a_round_wait_for_no_word_of_the_run(tmp_path: Path) -> None:

@@ -123,6 +123,14 @@ def test_a_round_that_is_ended_has_the_steps_that_were_made(every: int, ended: i
     assert [fact.worker for fact in revoked] == [0, 1] * 3 * ended
 
 
+def test_a_fragment_takes_its_share_of_a_transfer_and_the_first_pull_is_whole() -> None:
+    """Two workers share the link."""
+    scenario = Scenario(compute=1.0, network=Network(bandwidth=B, latency=0.25, message=60))
+    summary = simulated("diloco:every=6,fragments=3", scenario, 2, versions=4)
+    whole, fragment = 2 * 60 / B + 0.25, 2 * 20 / B + 0.25
+    assert summary["wall_seconds"] == pytest.approx(whole + 4 * (2 * 1.0 + fragment) + 3 * fragment)
+
+
 def test_a_round_of_bsp_takes_what_its_slowest_step_takes() -> None:
     scenario = Scenario(compute=1.0, speeds={2: 0.25}, events=(Slowdown(worker=0, at_step=3, for_steps=2, factor=8.0),))
     summary = simulated("bsp", scenario, 3, versions=10)

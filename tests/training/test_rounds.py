@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.choice import choose
-from paceline.core.machine import Fragments, Outer
+from paceline.core.machine import WHOLE, Fragments, Outer
 from paceline.ipc.memory import Region
 from paceline.ipc.messages.worker import Begin
 from paceline.protocols import registry
@@ -25,7 +25,6 @@ from paceline.training.training_context import TrainingContext
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 Loss = Callable[[nn.Module, int, int], Tensor]
 """Of a worker's model in a step."""
-WHOLE = Fragments()
 
 
 class Rounds:

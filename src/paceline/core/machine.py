@@ -36,9 +36,18 @@ class Fragments(NamedTuple):
     mix: float = 0.0
     """The share of its own parameters that a worker keeps as it takes a fragment."""
 
-    def changed(self, since: int, version: int) -> set[int]:
+    def between(self, since: int, version: int) -> set[int]:
         """Return the numbers of the fragments that changed from version `since` to `version`."""
         return {one % self.total for one in range(max(since, version - self.total), version)}
+
+    def bytes_taken(self, size: int, since: int | None, version: int) -> int:
+        """Return how many bytes of a version's `size` are taken by who has the version `since`, if any."""
+        parts = self.total if self.total == 1 or since is None else len(self.between(since, version))
+        return size * parts // self.total
+
+
+WHOLE = Fragments()
+"""A version changes all parameters, and workers take all of it."""
 
 
 class Machine(Protocol):
@@ -104,7 +113,7 @@ class Spec:
     """What makes a version."""
     outer: Callable[[Any], Outer] = lambda config: Outer()
     """The outer optimizer, if there is one. By default it subtracts differences as they are."""
-    fragments: Callable[[Any], Fragments] = lambda config: Fragments()
+    fragments: Callable[[Any], Fragments] = lambda config: WHOLE
     """How updates of rounds are spread over fragments of the parameters. By default each has all parameters."""
     groups: bool = False
     """Whether workers average in groups, by `Reduce`."""

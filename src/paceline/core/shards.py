@@ -13,6 +13,9 @@ each update."""
 MOST_PIECES = 256
 """The most pieces of a range, however large it is. Each costs one or two messages, and a look at all requests."""
 
+MOST_RANGES = 8
+"""The most ranges of a fragment. Each costs one or two messages, as a piece does."""
+
 
 class Shard(NamedTuple):
     """A host's range of every version: the bytes from `begin` on, up to `end`."""
@@ -36,19 +39,32 @@ def cut(cuts: Sequence[int], hosts: Sequence[str]) -> list[Shard]:
     return [Shard(host, begin, end) for host, begin, end in zip(hosts, begins, [*begins[1:], cuts[-1]], strict=False)]
 
 
-def fragments(starts: Sequence[int], size: int, count: int) -> list[tuple[int, int]]:
-    """Cut a version of so many bytes into fragments of about the same size: (begin, end) of each.
+def fragments(starts: Sequence[int], size: int, count: int) -> list[list[tuple[int, int]]]:
+    """Cut a version of so many bytes into fragments of about the same size: the ranges of bytes of each.
 
-    It is cut only at `starts`, of which there are at least `count`. No fragment is empty.
+    It is cut only at `starts`, of which there are at least `count`, and no range is empty. A fragment has several
+    ranges, far from each other, as long as each is about as large as the largest parameter. So every host makes some of
+    every fragment.
 
     >>> fragments([0, 10, 20, 90], 100, 3)
-    [(0, 10), (10, 90), (90, 100)]
+    [[(0, 10)], [(10, 90)], [(90, 100)]]
+    >>> fragments(range(0, 80, 10), 80, 2)
+    [[(0, 10), (20, 30), (40, 50), (60, 70)], [(10, 20), (30, 40), (50, 60), (70, 80)]]
     """
+    largest = max(end - begin for begin, end in pairwise([*starts, size]))
+    total = count * max(1, min(MOST_RANGES, size // (count * largest)))
     chosen = [0]
-    for number in range(1, count):
-        free = range(chosen[-1] + 1, len(starts) - count + number + 1)
-        chosen.append(min(free, key=lambda place: abs(starts[place] * count - size * number)))
-    return list(pairwise([*(starts[place] for place in chosen), size]))
+    for number in range(1, total):
+        free = range(chosen[-1] + 1, len(starts) - total + number + 1)
+        chosen.append(min(free, key=lambda place: abs(starts[place] * total - size * number)))
+    ranges = list(pairwise([*(starts[place] for place in chosen), size]))
+    return [ranges[number::count] for number in range(count)]
+
+
+def meet(shards: Sequence[Shard], ranges: Sequence[tuple[int, int]]) -> list[Shard]:
+    """Return what the shards have of these ranges of bytes."""
+    both = [Shard(one.host, max(one.begin, begin), min(one.end, end)) for one in shards for begin, end in ranges]
+    return [one for one in both if one.begin < one.end]
 
 
 def pieces(cuts: Sequence[int], shards: Sequence[Shard]) -> list[tuple[str, int, int]]:
@@ -56,8 +72,8 @@ def pieces(cuts: Sequence[int], shards: Sequence[Shard]) -> list[tuple[str, int,
     found = []
     for host, begin, end in shards:
         first, least = begin, max(PIECE, (end - begin) // MOST_PIECES)
-        for cut_at in cuts:
-            if begin < cut_at <= end and (cut_at == end or cut_at - first >= least):
+        for cut_at in (*(one for one in cuts if begin < one < end), end):
+            if begin < cut_at == end or cut_at - first >= least:
                 found.append((host, first, cut_at))
                 first = cut_at
     return found

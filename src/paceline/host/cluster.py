@@ -148,7 +148,9 @@ class Cluster:
         seats.update((worker, WorkerState(worker, elsewhere=True)) for other in others for worker in other.workers)
         self.offers: dict[int, messages.worker.Offered] = {}
         """By worker: what its script brought to `prepare`."""
-        self.link = ShapedFetcher(links, now, self._moment, report, lambda *of: report(Transferred(*of)))
+        self.link = ShapedFetcher(
+            links, now, self._moment, report, lambda *of: report(Transferred(*of)), choice.fragments
+        )
         self.deaths_are_told = deaths_are_told
         self.here = here = Host(
             plan,

@@ -103,7 +103,6 @@ class Host:
         self._plan = plan
         self.choice = choice
         self.part = choice.part(choice.begins)
-        """The part of the protocol that decides."""
         self._workers = workers
         self._carrier = carrier
         self._report = report
@@ -144,8 +143,10 @@ class Host:
                 never_comes=None if authority is None else authority.copy_never_comes,
             )
         self.computing = Computing()
-        kind = Summands if self.replicas is None else Gathered
-        self.summands = kind(self.shelf, self.memory, self.reducer, self.computing, self.own, host_of)
+        kind = Summands if choice.has_store else Gathered
+        self.summands = kind(
+            self.shelf, self.memory, self.reducer, self.computing, self.own, host_of, self.versions.changed
+        )
         kinds: dict[type[Item], ItemKind[Any]] = {
             Version: self.versions,
             Beginning: self.versions,
@@ -189,6 +190,16 @@ class Host:
             self.streaming,
             owns_replicas=lambda: self.owns_replicas,
         )
+
+    @property
+    def part(self) -> Choice:
+        """The part of the protocol that decides."""
+        return self._part
+
+    @part.setter
+    def part(self, part: Choice) -> None:
+        self._part = part
+        self.versions.change_by(part.fragments)
 
     @property
     def owns_replicas(self) -> bool:

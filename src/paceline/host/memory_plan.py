@@ -137,6 +137,8 @@ def plan(choice: Choice, capacity: int, *, encodes: bool = False) -> MemoryPlan:
     With a store a commit finds a place whatever workers claim: they claim `CLAIMS` versions each, and `BESIDE_READERS`
     are claimed besides. It waits if the disk lags behind, with several versions to be written.
 
+    If versions change by fragments, each host keeps one that the next is brought on top of.
+
     A sum has two workers' updates or more. If a worker dies, those of its host that are left are added up anew while
     the void sum may still be being made, so a host of k workers may need k - 1 places for what these compute at once.
     A place takes memory only where something is summed.
@@ -148,5 +150,6 @@ def plan(choice: Choice, capacity: int, *, encodes: bool = False) -> MemoryPlan:
         versions = CLAIMS + BESIDE_READERS
         return MemoryPlan(capacity, slots=0, areas=REPLICAS + versions + unapplied, own=unapplied)
     sums = capacity - 1 if spec.sums == "hosts" and not encodes else 0
-    slots = CLAIMS * capacity + BESIDE_READERS
+    streams = any(one.fragments.total > 1 for one in (choice, *choice.parts))
+    slots = CLAIMS * capacity + BESIDE_READERS + streams
     return MemoryPlan(capacity, slots=slots, areas=unapplied, own=unapplied, sums=sums)

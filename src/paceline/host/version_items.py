@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Beginning, Former, Item, Version
-from paceline.core.shards import Shard, pieces
+from paceline.core.machine import Fragments
+from paceline.core.shards import Shard, fragments, meet, pieces
 from paceline.host.awaited import Awaited
 from paceline.host.claims import Owner
 from paceline.host.host_memory import HostMemory
@@ -27,6 +28,15 @@ if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
 def _arriving(version: Version) -> Owner:
     """Who claims the place that a version is brought to."""
     return "arriving", version.version
+
+
+def _begins_with(version: Version) -> Owner:
+    """Who claims the version that another one is brought on top of, as far as the two are the same."""
+    return "changed since", version.version
+
+
+NEWEST_WHOLE = ("newest whole version",)
+"""Who claims it, if versions change by fragments."""
 
 
 def written_by(worker: int) -> Owner:
@@ -72,10 +82,31 @@ class Versions(Placed[Version | Beginning]):
         self._waiting = Awaited()
         self._whole: set[Item] = set()
         """Versions of which all ranges are here, if hosts make some."""
+        self._fragments, self._since = Fragments(), 0
+        """How versions change, and the last one before they did."""
         self._lent: set[str] = set()
         """Other hosts that fetch what training begins with."""
 
     # --- which there are ----------------------------------------------------------------------------
+
+    def change_by(self, fragments: Fragments) -> None:
+        """Versions from now on change by these fragments."""
+        self._fragments, self._since = fragments, self.newest
+
+    def changed(self, since: int, version: int) -> list[tuple[int, int]]:
+        """Return the ranges of bytes that may differ between those versions."""
+        return self._by_fragments(since, version)[0]
+
+    def _by_fragments(self, since: int, version: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Return the ranges of bytes that may differ between those versions, and the others."""
+        offer, total = self._memory.offer, self._fragments.total
+        if total == 1 or since < self._since:
+            return [(0, offer.cuts[-1])], []
+        changed = self._fragments.between(since, version)
+        differ, same = list[tuple[int, int]](), list[tuple[int, int]]()
+        for number, ranges in enumerate(fragments(offer.starts, offer.cuts[-1], total)):
+            (differ if number in changed else same).extend(ranges)
+        return differ, same
 
     def when_begun(self, version: int, call: Callable[[], None]) -> None:
         """Call once ranges of that version may be brought here: other hosts may be making them."""
@@ -107,7 +138,10 @@ class Versions(Placed[Version | Beginning]):
 
     def is_whole(self, version: Version) -> None:
         """All ranges of that version are here."""
-        self._whole.add(version)
+        if self.maker is not None:
+            self._whole.add(version)
+        if self._fragments.total > 1 and not self.makes_all:
+            self._shelf.claim(NEWEST_WHOLE, version)
 
     def freed(self, item: Item) -> None:
         """Nobody claims that item any more."""
@@ -153,8 +187,10 @@ class Versions(Placed[Version | Beginning]):
             return [(self._head, 0, offer.replica_bytes)]
         if isinstance(item, Beginning) or self._begins():
             return [(self._head, 0, offer.cuts[-1])]
-        shards = self.shards or [Shard(self._head, 0, offer.cuts[-1])]
-        return pieces(offer.cuts, [one for one in shards if one.host != self._name])
+        before = self._shelf.claimed(NEWEST_WHOLE)[:1]
+        if before < (item,) and self._before(item) is None:
+            self._shelf.claim(_begins_with(item), *before)
+        return pieces(offer.cuts, meet(self._others, self._parts(item)[0]))
 
     def lay(self, item: Version | Beginning, number: int) -> Span:
         """See `ItemKind`. There is a place for a version that was claimed, as there is for all that workers claim."""
@@ -162,7 +198,11 @@ class Versions(Placed[Version | Beginning]):
             owner = _arriving(item) if isinstance(item, Version) else written_by(item.worker)
             place = self._shelf.put(item, owner, self._plan.shared, comes=True)
             assert place is not None
-        return super().lay(item, number)
+        there = super().lay(item, number)
+        if isinstance(item, Version) and (before := self._before(item)) is not None:
+            for _, begin, end in meet(self._others, self._parts(item)[1]):
+                there.memory[begin:end] = self.view(before).memory[begin:end]
+        return there
 
     def free(self, item: Version | Beginning, whole: bool) -> None:
         """See `ItemKind`. A worker that has left may claim a version that did not come, until its process ends."""
@@ -170,8 +210,9 @@ class Versions(Placed[Version | Beginning]):
             if not whole:
                 self._shelf.release(written_by(item.worker))
             return
-        if whole and self.maker is not None:
+        if whole:
             self.is_whole(item)
+        self._shelf.release(_begins_with(item))
         if not whole and item in self._shelf.claimed(_arriving(item)):
             self._shelf.withdraw(item)
         self._shelf.release(_arriving(item))
@@ -188,6 +229,22 @@ class Versions(Placed[Version | Beginning]):
     def claim(self, item: Version | Beginning, owner: Owner) -> None:
         """See `ItemKind`."""
         self._shelf.claim(owner, self._meant(item))
+
+    @property
+    def _others(self) -> list[Shard]:
+        """The ranges that other hosts make."""
+        shards = self.shards or [Shard(self._head, 0, self._memory.offer.cuts[-1])]
+        return [one for one in shards if one.host != self._name]
+
+    def _parts(self, version: Version) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Return the ranges of bytes that are brought of that version, and those that are in one that is here."""
+        before = self._before(version)
+        return self._by_fragments(-1 if before is None else before.version, version.version)
+
+    def _before(self, version: Version) -> Version | None:
+        """Return the version on top of which that one is brought; None: all of it is brought."""
+        there = self._shelf.claimed(_begins_with(version))
+        return next((one for one in there if isinstance(one, Version)), None)
 
     def _meant(self, item: Version | Beginning) -> Item:
         """What lies here by that name.

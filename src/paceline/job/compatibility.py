@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from paceline.core.choice import Choice, nearest
 from paceline.core.leases import Dealing
-from paceline.core.machine import Fragments
+from paceline.core.machine import WHOLE
 from paceline.core.phrases import listed, workers_named
 from paceline.core.placement import HEAD
 from paceline.host.memory_plan import BESIDE_READERS
@@ -92,7 +92,7 @@ def lack_of_memory(offer: Offered, choice: Choice, workers: int, available: int,
         needed += state_bytes if steps_in_store else here * (state_bytes + offer.slot_bytes)
         if spec.optimizer == "outer" and spec.outer(choice.config).momentum:
             needed += copies * offer.slot_bytes
-        needed += here * offer.slot_bytes if choice.fragments != Fragments() else 0  # see `holders.fragments`
+        needed += here * offer.slot_bytes if choice.fragments != WHOLE else 0  # see `holders.fragments`
         state = "the optimizer's state" if steps_in_store else "each worker's own parameters and optimizer's state"
         what = f"{slots} versions, {workers} updates and {state}, of {offer.slot_bytes:,} bytes each"
     if offer.encoded_cuts:  # see `training.residual`

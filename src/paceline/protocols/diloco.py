@@ -15,7 +15,7 @@ worker takes it as θ ← mix · θ + (1 − mix) · θ_version.
 Sources: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023 (arXiv 2311.08105);
 Douillard et al., Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512), as others restate their
 rules. The order of fragments is torchft's. Ours are `every=50`, where others report 500 of the paper, weights by
-samples, and fragments of neighbouring parameters of about the same bytes, where the paper strides over layers.
+samples, and where fragments are cut, by bytes: see `core.shards.fragments`. The paper takes every few layers.
 
 Counter convention: a version counts outer steps. A step is an own step of a worker.
 

@@ -345,7 +345,7 @@ class _Reading:
             if direction == "average":
                 self.moved[number] = ended
             else:
-                self.message = size if direction == "pull" else self.message  # an encoded push has fewer
+                self.message = max(self.message, size) if direction == "pull" else self.message  # a push may have fewer
                 self.flows[worker].append((direction, began, ended))
 
     def take_facts(self, tally: Tally, history: Iterable[tuple[Fact, tuple[Order, ...]]]) -> None:

@@ -233,6 +233,7 @@ def world_of(
         journal=journal,
         message=one.message,
         codec=one.codec,
+        fragments=one.choice.fragments,
         seed=one.seed,
         begins=one.begins,
         progress=progress,

@@ -33,6 +33,7 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.items import Update, Version
+from paceline.core.machine import WHOLE, Fragments
 from paceline.core.orders import (
     ApplyUpdate,
     CopyReplica,
@@ -145,6 +146,8 @@ class SimulatedWorker:
     """Whether that was revoked."""
     version: int = -1
     """The version that it computes that step on."""
+    took: int | None = None
+    """The last version that it has taken."""
     awaits: int | None = None
     """The version that it waits for before it begins."""
     prepared: float = 0.0
@@ -240,13 +243,14 @@ class World:
         journal: Journal,
         message: int = 0,
         codec: Codec | None = None,
+        fragments: Fragments = WHOLE,
         seed: int = 0,
         begins: TrainingBegan | None = None,
         progress: Callable[[float, int, int], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
         """`message`: bytes of a push, a pull or a replica, if the scenario's network does not say. A push that a
-        `codec` encodes has fewer.
+        `codec` encodes has fewer, and so have pushes and pulls of `fragments`.
 
         `begins`: the beginning of a later segment of a run; None: this is its first.
         `progress(now, steps, versions)` is called at every fact. So is `stop()`, which returns whether to end there.
@@ -276,7 +280,8 @@ class World:
         self._links_hosts = scenario.links_hosts
         self._message = network.message if network is not None and network.message is not None else message
         self._pushed = self._message if codec is None else min(self._message, codec.size(self._message // 4))
-        """Bytes of a push."""
+        """Bytes of a push, of all parameters."""
+        self._fragments = fragments
         self._workers = {worker: SimulatedWorker(step - 1) for worker, _, step in begins.members}
         self._used: dict[int, int] = {}
         """By worker that has left: its last step."""
@@ -597,7 +602,7 @@ class World:
                 self._arrived(number, what, of)
             return
         direction: Literal["push", "pull"] = "push" if what == "push" else "pull"
-        size = self._size(what)
+        size = self._size(what, of, worker.took)
 
         def ended(flow: Flow[Ended]) -> None:
             del worker.flows[flow]
@@ -609,8 +614,11 @@ class World:
         flow = self._links.transfer(direction, size, self.now, ended)
         worker.flows[flow] = of if what == "copy" else None
 
-    def _size(self, what: What) -> int:
-        return self._pushed if what == "push" else self._message
+    def _size(self, what: What, of: int, since: int | None) -> int:
+        """`since`: the version that is where a version comes to, if any."""
+        if what == "push":
+            return self._pushed // self._fragments.total
+        return self._message if what == "copy" else self._fragments.bytes_taken(self._message, since, of)
 
     def _bring(self, number: int, what: What, of: int) -> bool:
         """Bring the worker's update to the head, where the store is, or that version to the worker's host.
@@ -623,7 +631,7 @@ class World:
         if host == head or (what != "push" and of <= self._came.get(host, self._begins.version)):
             return False
         source, target = (host, head) if what == "push" else (head, host)
-        size = self._size(what)
+        size = self._size(what, of, self._came.get(host, self._begins.version))
         if (coming := self._coming.get((item, target))) is not None:
             coming.waiting.append((number, self.now))
             return True
@@ -653,6 +661,7 @@ class World:
                 self._training.told(copied)
                 self._at_once.append(copied)
             case "pull":
+                self._workers[number].took = of
                 self._at_once.append(ParametersTaken(worker=number, version=of, at=self.now))
                 if self._workers[number].awaits == of:
                     self._begin(number)

@@ -53,6 +53,7 @@ def offer_of(
         chunks=[] if chunks == cuts else chunks,
         starts=layout.starts,
         encoded_cuts=[] if layout.encoding is None else layout.encoding.cuts(cuts, layout.encoded_offset),
+        encoded_starts=[] if layout.encoding is None else layout.encoding.cuts(layout.starts, layout.encoded_offset),
         state_bytes=state_bytes(optimizer, layout),
         model_bytes=sum(entry.count * entry.dtype.itemsize for entry in layout.moving),
         optimizer=type(optimizer).__name__,

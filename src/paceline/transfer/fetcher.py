@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.facts import Fact
 from paceline.core.items import Replica, Update, Version
+from paceline.core.machine import Fragments
 from paceline.host.claims import Owner
 from paceline.records.times import TransferTimes
 from paceline.scenario.links import ClusterLinks, Direction, Flow, average_bytes
@@ -56,8 +57,9 @@ class ShapedFetcher:
         moment: Callable[[], float],
         happened: Callable[[Fact], None],
         ended: Ended,
+        fragments: Fragments,
     ) -> None:
-        """`links` pace pushes, pulls and averages. `now()` is seconds since the run's start.
+        """`links` pace pushes, pulls and averages, of `fragments`. `now()` is seconds since the run's start.
 
         `moment()` is the time of the event that is being handled: at that time a fetch begins. `happened` takes what
         has happened if no link paces it. Otherwise `next` returns that.
@@ -69,6 +71,9 @@ class ShapedFetcher:
         self._moment = moment
         self._happened = happened
         self._ended = ended
+        self._fragments = fragments
+        self._took: dict[int, int] = {}
+        """By worker: the last version that it has taken."""
         self._flows: dict[Flow[Called], int] = {}
         """By transfer under way: its worker."""
 
@@ -78,9 +83,13 @@ class ShapedFetcher:
             self._ends(then)
             return
         direction: Direction = "push" if isinstance(item, Update) else "pull"
-        size = self.sizes[direction == "pull"]
+        pushed, size = self.sizes
         match item:
-            case Update(step=number) | Version(version=number) | Replica(worker=number):
+            case Update(step=number):
+                size = pushed // self._fragments.total
+            case Version(version=number):
+                size, self._took[worker] = self._fragments.bytes_taken(size, self._took.get(worker), number), number
+            case Replica(worker=number):
                 pass
 
         def ended(flow: Flow[Called]) -> Fact | None:
@@ -92,6 +101,7 @@ class ShapedFetcher:
 
     def cancel(self, worker: int) -> None:
         """See `Fetcher`. An average goes on: its other members may make the worker's share."""
+        self._took.pop(worker, None)
         for flow in [flow for flow, one in self._flows.items() if one == worker]:
             if self._links.cancel(flow, self._now()):
                 del self._flows[flow]

@@ -258,18 +258,12 @@ class TransferManager:
             self.reached(host, True)
 
     def again(self, which: Callable[[Item], bool]) -> None:
-        """Other hosts have these items from now on, or more of them is wanted: ask anew for what is on its way.
-
-        What no other host has is here by now.
-        """
+        """Other hosts have these items from now on, or more of them is wanted: ask anew for what is on its way."""
         anew = {owner: one for owner, one in self._waiting.items() if which(one.want.item)}
         for owner in anew:
             self.cancel(owner)
-        for owner, one in anew.items():
-            if self._items.ranges(one.want.item):
-                self._fetch(one.want.item, owner, one.told)
-            elif one.told is not None:
-                one.told.arrived()
+        for owner, one in anew.items():  # once what has come of it is let go of
+            self._steps.do(partial(self._fetch, one.want.item, owner, one.told))
 
     def pending(self) -> list[str]:
         """What does not come to an end: what is waited for here, and what is kept for others."""
@@ -322,7 +316,10 @@ class TransferManager:
 
     def _begin(self, want: _Want) -> None:
         there = self._items.lay(want.item, want.number)
-        self._plane.tell(Want(want.number, want.named, want.ranges, want.parts), there)
+        if want.ranges:
+            self._plane.tell(Want(want.number, want.named, want.ranges, want.parts), there)
+        else:  # all of it was here
+            self._arrived(want)
 
     def _came(self, number: int, begin: int, end: int) -> None:
         if (want := self._wants.get(number)) is None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Buffers, Sum, Update
-from paceline.core.shards import Shard, pieces, with_rest
+from paceline.core.shards import Shard, meet, pieces, with_rest
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import ItemKind, Placed
 from paceline.host.overlap import Computing
@@ -30,8 +30,9 @@ class Summands(Placed[Update | Sum]):
         computing: Computing,
         own: Container[int],
         host_of: Callable[[int], str],
+        changed: Callable[[int, int], Sequence[tuple[int, int]]],
     ) -> None:
-        """`own`: this host's workers. `host_of(worker)`: its host."""
+        """`own`: this host's workers. `host_of(worker)`: its host. `changed`: see `Versions`."""
         super().__init__(shelf, memory)
         self.server: ShardServer | None = None
         """What makes this host's range. None: nothing is made here."""
@@ -39,21 +40,28 @@ class Summands(Placed[Update | Sum]):
         self._computing = computing
         self._own = own
         self._host_of = host_of
+        self._changed = changed
 
     def ranges(self, item: Update | Sum) -> list[tuple[str, int, int]]:
-        """See `ItemKind`. Which parameters have a gradient comes with the range, and buffers to where they are kept."""
-        assert self.server is not None
-        offer = self._memory.offer
-        cuts = offer.update_cuts if isinstance(item, Update) else offer.cuts
+        """See `ItemKind`. Which parameters have a gradient comes with the range, and buffers to where they are kept.
 
-        def of_item(shard: Shard) -> Shard:
-            begin, end = (cuts[offer.cuts.index(at)] for at in (shard.begin, shard.end))
-            return Shard(shard.host, begin, end)
+        An update has only what the version changes that it is awaited for.
+        """
+        assert self.server is not None
+        offer, newest = self._memory.offer, self.server.maker.newest
+        changed = self._changed(newest, newest + 1)
+
+        def of_item(shard: Shard) -> list[Shard]:
+            there = meet([shard], changed)
+            if not isinstance(item, Update):
+                return there
+            return [Shard(one.host, offer.in_update(one.begin), offer.in_update(one.end)) for one in there]
 
         if (moving := self.server.parts_of(item)) is not None:
-            return [of_item(moving)]
+            return [*of_item(moving)]
         host = self._host_of(item.worker) if isinstance(item, Update) else self.server.source_of(item)
-        own = pieces(cuts, [of_item(self.server.shard._replace(host=host))])
+        cuts = offer.update_cuts if isinstance(item, Update) else offer.cuts
+        own = pieces(cuts, of_item(self.server.shard._replace(host=host)))
         flags_end, buffers_end = offer.buffers_at
         if not self.server.keeps_buffers:
             return [*own, (host, offer.cuts[-1], offer.cuts[-1] + offer.flags_bytes)]

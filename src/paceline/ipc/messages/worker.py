@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from paceline.core.agreements import LONGEST, How, Value
-from paceline.core.machine import Fragments, Outer, Pushes, State
+from paceline.core.machine import WHOLE, Fragments, Outer, Pushes, State
 from paceline.core.state_edits import StateEdit
 from paceline.ipc.endpoint import Count, Message, Seconds, Word
 
@@ -76,6 +76,8 @@ class Offered(Message):
     """Where parameters begin in a version, in bytes, ascending, but for those without elements."""
     encoded_cuts: list[Count] = msgspec.field(default_factory=list)
     """Where an encoded update is cut as a version is at `cuts`, in bytes of a push area. Empty: it is not encoded."""
+    encoded_starts: list[Count] = msgspec.field(default_factory=list)
+    """The same for `starts`."""
     device: Word = ""
     """The name of the worker's GPU. Empty: it computes on the CPU."""
     deterministic: bool = True
@@ -97,6 +99,14 @@ class Offered(Message):
     def update_cuts(self) -> list[int]:
         """Where an update may be cut as a version is at `cuts`, in bytes of a push area."""
         return self.encoded_cuts or self.cuts
+
+    def in_update(self, at: int) -> int:
+        """Return where an update is cut as a version is at that byte, one of `cuts` or `starts`."""
+        if not self.encoded_cuts:
+            return at
+        of_start = at not in self.cuts
+        there, encoded = (self.starts, self.encoded_starts) if of_start else (self.cuts, self.encoded_cuts)
+        return encoded[there.index(at)]
 
     @property
     def replica_bytes(self) -> int:
@@ -527,7 +537,7 @@ class Begin(Message):
     """Seconds since the run's start."""
     tells: bool = False
     """Whether to send `Accumulated`."""
-    fragments: Fragments = Fragments()
+    fragments: Fragments = WHOLE
     """What of the parameters this worker pushes and takes at a time. See `core.machine.Spec`."""
     version: int | None = None
     """The version in `place`, on which the worker computes first. None: another one comes before that."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.core.machine import Fragments
+from paceline.core.machine import WHOLE
 from paceline.ipc.messages.worker import Begin, SwitchPart
 from paceline.training.device import accelerator
 from paceline.training.device.copier import Copier
@@ -40,7 +40,7 @@ def holder_of(begin: Begin | SwitchPart, context: TrainingContext, copier: Copie
 
 
 def _own_step(begin: Begin | SwitchPart, context: TrainingContext, push: UpdatePush, own: OwnParameters) -> OwnStep:
-    if begin.fragments == Fragments():
+    if begin.fragments == WHOLE:
         return OwnStep(context, push, own, at_once=begin.at_once)
     version = begin.version if isinstance(begin, Begin) else None
     return FragmentStep(context, push, own, begin.fragments, version)

@@ -39,8 +39,8 @@ class FragmentStep(OwnStep):
         layout = context.places.layout
         cuts = cut(layout.starts, layout.flags_offset, fragments.total)
         self._fragment = [
-            next((number for number, (begin, end) in enumerate(cuts) if begin <= entry.offset < end), 0)
-            for entry in layout.moving
+            next((n for n, ranges in enumerate(cuts) if any(begin <= one.offset < end for begin, end in ranges)), 0)
+            for one in layout.moving
         ]
         """By parameter: its fragment."""
         self._newest = [torch.empty_like(value) for value in self._values]
@@ -100,7 +100,7 @@ class FragmentStep(OwnStep):
         return updates
 
     def _changed(self, since: int, version: int) -> list[int]:
-        changed = self._fragments.changed(since, version)
+        changed = self._fragments.between(since, version)
         return [number for number, fragment in enumerate(self._fragment) if fragment in changed]
 
     def _take(self, numbers: Iterable[int]) -> None:
