@@ -206,7 +206,7 @@ class TestOrders:
             (
                 "asp",
                 Release(worker=0, step=0, version=0, parameters="own"),
-                "worker 0 has no own step that is in no update",
+                "worker 0 has not computed the step before 0",
             ),
             ("ad-psgd", StepReplica(worker=7, step=0, version=1), "no worker 7"),
             ("ad-psgd", Reduce(group=0, members=(0, 7), what="parameters"), "worker 7 owns no replica"),

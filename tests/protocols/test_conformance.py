@@ -16,6 +16,7 @@ from support.walk import World, walk, wander
 
 VARIANTS = {
     "ad-psgd": ("topology=bipartite-complete",),
+    "diloco": ("every=2,overlap=1",),
     "dssp": ("lower=0,upper=2", "lower=0,upper=2,cap=false,counting=literal"),
     "hsp": (
         "idle=none,broadcast=all",
@@ -159,7 +160,8 @@ def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
         assert [one.step if isinstance(one, StepReplica) else one.contributions[0][1] for one in changes] == [*range(5)]
     else:
         every = getattr(choice.config, "every", 1)
-        last = [*range(every - 1, 5, every), *([4] if 5 % every else [])]
+        last = [*range(every - choice.fragments.overlap - 1, 5, every)]
+        last += [4] if 4 not in last else []
         assert changes == [ApplyUpdate(version=n, contributions=((0, step, 1.0),)) for n, step in enumerate(last, 1)]
 
 

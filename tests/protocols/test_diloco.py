@@ -12,6 +12,7 @@ from paceline.protocols import registry
     [
         ("every=5,fragments=2", "diloco: every is 5 steps; it must be a multiple of fragments, which is 2"),
         ("fragments=0", "diloco: fragments is 0; it must be 1 or more"),
+        ("every=6,fragments=2,overlap=3", "diloco: overlap is 3 steps; it must be below every/fragments, which is 3"),
         ("mix=1.5", "diloco: mix is 1.5; it must be from 0 to 1"),
     ],
 )
@@ -19,3 +20,8 @@ def test_what_can_not_be_cut_or_mixed_is_refused_in_one_line(parameters: str, sa
     with pytest.raises(ConfigError) as refused:
         choose(f"diloco:{parameters}", registry())
     assert str(refused.value) == said
+
+
+def test_a_switch_of_workers_with_an_overlap_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="sync-switch: a part has an overlap, which no switch can end yet"):
+        choose("sync-switch:then=diloco:every=8,overlap=2", registry())

@@ -74,7 +74,7 @@ rejoin_after = "0.1s"
 """
 
 
-@pytest.mark.parametrize("protocol", ["diloco:every=4", "diloco:every=8,fragments=2"])
+@pytest.mark.parametrize("protocol", ["diloco:every=4", "diloco:every=8,fragments=2", "diloco:every=4,overlap=2"])
 def test_a_worker_that_comes_back_takes_part_from_the_next_round_on(protocol: str, tmp_path: Path) -> None:
     """What it had done in its open round is used again by others."""
     (tmp_path / "dies.toml").write_text(DIES)
@@ -98,9 +98,11 @@ for (x,) in loader:
 """)
 
 
-@pytest.mark.parametrize("shards", ["head", "all"])
-def test_only_fragments_cross_links_and_the_bits_are_those_of_one_host(shards: str, tmp_path: Path) -> None:
-    flags = ("-p", "diloco:every=4,fragments=2,mix=0.5", "--threads", "1")
+@pytest.mark.parametrize(("shards", "overlap"), [("head", 0), ("all", 1)])
+def test_only_fragments_cross_links_and_the_bits_are_those_of_one_host(
+    shards: str, overlap: int, tmp_path: Path
+) -> None:
+    flags = ("-p", f"diloco:every=4,fragments=2,mix=0.5,overlap={overlap}", "--threads", "1")
     here = run(LAYERS, *flags, "-n", "2", tmp_path=tmp_path).completed()
     hosts = ("--emulate-hosts", "2", "-n", "1", "--shards-on", shards)
     there = run(LAYERS, *flags, *hosts, tmp_path=tmp_path).completed()

@@ -370,8 +370,9 @@ class World:
 
     def _expect_room(self, order: Order, worker: int) -> None:
         """There is a push area for the step that begins: one that waited for it would wait for itself."""
-        first = self.entered[worker]
-        unapplied = 1 + sum(one == worker and step >= first for one, step in self.unsettled)
+        job = self.jobs[worker]
+        first, begun = self.entered[worker], job.step if job.since is None else job.since
+        unapplied = 1 + sum(one == worker and first <= step < begun for one, step in self.unsettled)
         if unapplied > self.choice.unapplied:
             raise Broken(f"{unapplied} updates of worker {worker}, and {self.choice.unapplied} are declared: {order}")
 
@@ -423,7 +424,10 @@ class World:
     def _do(self, order: Order) -> None:
         match order:
             case Release(worker=worker, step=step, version=version, parameters="pull"):
-                job = self._live(order, worker, "idle", "arrived")
+                goes_on = ["ready"] if self.choice.fragments.overlap else []
+                job = self._live(order, worker, "idle", "arrived", *goes_on)
+                if job.phase == "ready" and job.since is None:  # it goes on with the update that it has begun
+                    job.since = job.step
                 self._start(order, job, step)
                 self._expect_room(order, worker)
                 self._pull(order, job, version)
@@ -460,7 +464,11 @@ class World:
                 own, job.since = job.since is not None, None
                 if step == job.kept and job.pushing is None:
                     job.kept, job.pushing = None, step
-                elif own and job.phase == "declined" and step == job.step - 1:
+                elif own and job.phase != "ready" and step == job.step - 1:
+                    if job.pushing is not None:
+                        raise Broken(f"step {job.pushing} is still on its way: {order}")
+                    if job.phase == "released" and job.last - step != self.choice.fragments.overlap:
+                        raise Broken(f"its update is not due: {order}")
                     job.pushing = step
                 else:
                     self._live(order, worker, "ready")

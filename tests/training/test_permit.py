@@ -49,6 +49,17 @@ def test_a_worker_makes_the_steps_of_its_release_and_then_its_update_unasked() -
     assert session.did == ["update"]
 
 
+def test_with_an_overlap_it_makes_its_update_before_the_last_steps_which_go_into_another_area() -> None:
+    session = Session(structs.replace(GO, steps=4, overlap=2, next_area=7))
+    areas = []
+    for _ in range(3):
+        assert session.makes(1)
+        areas.append(session.go.area if session.go is not None else None)
+        session.did.append(areas[-1])
+    assert session.makes(1) == []
+    assert session.did == [0, "update", 7, 7], "what it has done in the last ones goes on with its next release"
+
+
 def test_where_further_releases_permit_the_rest_it_makes_no_update() -> None:
     session = Session(structs.replace(GO, steps=1, cut=True))
     assert session.makes(1) == []

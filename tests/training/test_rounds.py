@@ -18,6 +18,7 @@ from paceline.ipc.messages.worker import Begin
 from paceline.protocols import registry
 from paceline.store.store import Store
 from paceline.training.holders.choice import holder_of
+from paceline.training.holders.holder import Holder
 from paceline.training.layout import Layout, Places
 from paceline.training.model.structure import Followed
 from paceline.training.training_context import TrainingContext
@@ -62,16 +63,21 @@ class Rounds:
             self.holders[-1].show(0)
         self.slot = self.steps = self.made = 0
 
-    def round(self, every: int) -> None:
-        """Every worker makes that many own steps, and all begin again with the version that comes of it."""
+    def round(self, every: int, overlap: int = 0) -> None:
+        """Every worker makes that many own steps, and all take the version that comes of it.
+
+        They make the last ones, so many as `overlap` says, after their update.
+        """
         for worker, (holder, model) in enumerate(zip(self.holders, self.models, strict=True)):
-            for step in range(self.steps, self.steps + every):
+            for number in range(every):
+                if number == every - overlap:
+                    self._pushes(holder)
                 model.zero_grad()
-                self.loss(model, worker, step).backward()  # type: ignore[no-untyped-call]
+                self.loss(model, worker, self.steps + number).backward()  # type: ignore[no-untyped-call]
                 holder.step()
                 holder.go_on()
-            assert holder.make_update()
-            assert not holder.make_update(), "there is nothing that is in no update"
+            if not overlap:
+                self._pushes(holder)
         self.steps += every
         target = 1 - self.slot
         self.store.prepare_slot(target)
@@ -79,6 +85,11 @@ class Rounds:
         self.slot, self.made = target, self.made + 1
         for holder in self.holders:
             holder.install(target, (), self.made)
+
+    @staticmethod
+    def _pushes(holder: Holder) -> None:
+        assert holder.make_update()
+        assert not holder.make_update(), "there is nothing that is in no update"
 
     @property
     def version(self) -> list[Tensor]:
@@ -135,25 +146,28 @@ def down_by_two(model: Any, worker: int, step: int) -> Tensor:
 
 
 STREAMED = {
-    0.0: [(-11, -5), (-17, -23), (-35, -29), (-41, -47)],
-    0.5: [(-8, -5), (-14, -17), (-24.5, -23), (-30.5, -32)],
-    1.0: [(-5, -5), (-11, -11), (-17, -17), (-23, -23)],
+    (0, 0.0): [(-11, -5), (-17, -23), (-35, -29), (-41, -47)],
+    (0, 0.5): [(-8, -5), (-14, -17), (-24.5, -23), (-30.5, -32)],
+    (0, 1.0): [(-5, -5), (-11, -11), (-17, -17), (-23, -23)],
+    (1, 0.0): [(-7, -5), (-13, -19), (-27, -25), (-33, -39)],
+    (1, 0.5): [(-6, -5), (-12, -15), (-21.5, -21), (-27.5, -29)],
+    (1, 1.0): [(-5, -5), (-11, -11), (-17, -17), (-23, -23)],
 }
-"""By mix: both numbers of a worker after each round of 3 of 6 steps, as torchft's fixtures have them."""
+"""By overlap and mix: both numbers of a worker after each round of 3 of 6 steps, as torchft's fixtures have them."""
 
 
-@pytest.mark.parametrize("mix", STREAMED)
-def test_one_fragment_a_round_is_exchanged_and_mixed_as_in_torchft(mix: float) -> None:
+@pytest.mark.parametrize(("overlap", "mix"), STREAMED)
+def test_one_fragment_a_round_is_exchanged_and_mixed_as_in_torchft(overlap: int, mix: float) -> None:
     """With mix=1 workers never hear of each other, and only the version moves."""
 
     def plain(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=1.0)
 
-    rounds = Rounds([Two(), Two()], plain, down_by_two, Outer(2.0), fragments=Fragments(2, mix))
-    for number, expected in enumerate(STREAMED[mix]):
-        rounds.round(3)
+    rounds = Rounds([Two(), Two()], plain, down_by_two, Outer(2.0), fragments=Fragments(2, mix, overlap))
+    for number, expected in enumerate(STREAMED[overlap, mix]):
+        rounds.round(3, overlap)
         if number == 0:
-            assert [value.item() for value in rounds.version] == [-11, 1]
+            assert [value.item() for value in rounds.version] == [-7 if overlap else -11, 1]
         for model in rounds.models:
             assert tuple(parameter.item() for parameter in model.parameters()) == expected
 

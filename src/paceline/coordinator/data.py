@@ -9,7 +9,16 @@ from typing import Any
 
 from paceline.coordinator.member import Member, Members
 from paceline.coordinator.run_policy import RunPolicy
-from paceline.core.facts import Fact, GradientReady, ReduceFailed, ReduceFinished, ReplicaCopied, TrainingBegan
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ReduceFailed,
+    ReduceFinished,
+    ReplicaCopied,
+    TrainingBegan,
+    WorkerJoined,
+    WorkerLeft,
+)
 from paceline.core.leases import Batch, Leases
 from paceline.core.membership import Left
 from paceline.core.orders import ApplyUpdate, CopyReplica, DropUpdate, Reduce, Release, StartPush, StepReplica, steps_of
@@ -42,6 +51,8 @@ class TrainingData:
     """By worker: batches in its steps since it last took a version."""
     _round: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By worker in a round of own steps: batches that the run had used as it began, and workers that trained."""
+    _live: set[int] = field(default_factory=set)
+    """Workers that train, by what the machine was told. Their processes may have died before that."""
     _anew: set[int] = field(default_factory=set)
     """Epochs that are opened with another order than before the run was resumed."""
     _untold: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
@@ -207,7 +218,12 @@ class TrainingData:
                     self._share(worker)
             case ReduceFailed(group=group):
                 self._groups.pop(group, None)
+            case WorkerJoined(worker=worker):
+                self._live.add(worker)
+            case WorkerLeft(worker=worker):
+                self._live.discard(worker)
             case TrainingBegan(members=members):
+                self._live = {worker for worker, _, _ in members}
                 self._owners = {worker: None for worker, _, _ in members} if self.owned else {}
             case ReplicaCopied(worker=worker):
                 self._owners[worker] = None
@@ -262,7 +278,7 @@ class TrainingData:
         worker = order.worker
         if order.parameters != "own":
             self._own[worker] = 0
-            self._round[worker] = self.batches, sum(member.trains for member in self._members.values())
+            self._round[worker] = self.batches, len(self._live)
         used, pace = self._round[worker]
         return used + self._own[worker] * pace, pace
 

@@ -254,6 +254,8 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
     parts = tuple(_part(spec, key, getattr(config, key), known) for key in spec.parts)
     if spec.parts_misfit is not None and (why := spec.parts_misfit(config, [part.spec for part in parts])):
         raise ConfigError(why)
+    if any(part.fragments.overlap for part in parts):
+        raise ConfigError(f"{name}: a part has an overlap, which no switch can end yet; leave out overlap")
     named_briefly = {key: brief(part.spec, part.parameters()) for key, part in zip(spec.parts, parts, strict=True)}
     return Choice(spec, replace(config, **named_briefly), parts)
 

@@ -43,6 +43,10 @@ class Rounds(Protocol):
     def round(self) -> int:
         """Own steps of each worker in a round, after which there is a version."""
 
+    @property
+    def overlap(self) -> int:
+        """How many of them a worker makes while its difference is pushed. They are in the next one."""
+
 
 @dataclass(slots=True)
 class OpenRound:
@@ -66,10 +70,14 @@ class LocalRounds:
     roster: Roster = field(default_factory=Roster)
     open: dict[int, OpenRound] = field(default_factory=dict)
     """By worker whose difference is awaited."""
+    ahead: dict[int, OpenRound] = field(default_factory=dict)
+    """By worker that has pushed its difference of the open round: what it has done for the next one."""
     arrived: dict[tuple[int, int], float | None] = field(default_factory=dict)
     """By (worker, last step): what the difference weighs."""
     waiting: dict[int, None] = field(default_factory=dict)
     """Workers that wait for the next version."""
+    entering: dict[int, None] = field(default_factory=dict)
+    """Workers that take part in the open round once all others have its version."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
@@ -91,17 +99,23 @@ class LocalRounds:
                     self.waiting[worker] = None
                 closed = self._close_round()
                 return closed or ((Hold(worker=worker, why=self._missing()),) if worker in self.waiting else ())
+            case StepDeclined(worker=worker) if worker in self.ahead:  # what it has is pushed as the round closes
+                if not self.ahead[worker].steps:
+                    del self.ahead[worker]
+                return ()
             case StepDeclined(worker=worker):
                 steps = self.open[worker].steps
                 if steps:
                     why = "revoked" if fact.revoked else "no-data"
-                    return (self.roster.push(worker, (why, steps, self.config.round)),)
+                    return (self.roster.push(worker, (why, steps, self.config.round)), *self._let_in())
                 del self.open[worker]
                 return self._close_round()
             case WorkerLeft(worker=worker):
                 assert seat is not None
                 self.open.pop(worker, None)
+                self.ahead.pop(worker, None)
                 self.waiting.pop(worker, None)
+                self.entering.pop(worker, None)
                 return (*Roster.half_pushed(fact, seat), *self._close_round())
             case ParametersTaken():
                 return ()
@@ -110,19 +124,37 @@ class LocalRounds:
 
     def _begin(self, worker: int, why: Why) -> Release:
         self.open[worker] = OpenRound()
-        return self.roster.release(worker, self.version, why, steps=self.config.round)
+        return self._release(worker, why)
+
+    def _release(self, worker: int, why: Why) -> Release:
+        """Release the worker for a round's steps. What it has made for the next difference goes on."""
+        seat, config = self.roster.seats[worker], self.config
+        if seat.phase == "ready" and seat.since is None:
+            seat.since = seat.step
+        return self.roster.release(worker, self.version, why, steps=config.round, overlap=config.overlap)
 
     def _computed(self, worker: int, seat: WorkerProgress, weighs: float | None) -> tuple[Order, ...]:
-        """The worker goes on by itself, or pushes what it has subtracted in this round."""
-        mine = self.open[worker]
+        """The worker goes on by itself, or pushes what it has subtracted in this round, or needs the next version."""
+        pushed = worker in self.ahead
+        mine = self.ahead[worker] if pushed else self.open[worker]
         mine.steps += 1
         mine.weight = None if mine.weight is None or weighs is None else mine.weight + weighs
-        return (self.roster.push(worker, ("round-ends", mine.steps)),) if seat.phase == "ready" else ()
+        left = 0 if seat.phase == "ready" else seat.last - seat.step + 1
+        if not pushed and left == self.config.overlap and seat.version == self.version:
+            if left:
+                self.ahead[worker] = OpenRound()
+            return (self.roster.push(worker, ("round-ends", mine.steps)),)
+        if left:
+            return ()
+        if not pushed:  # the version is there
+            return (self._release(worker, ("goes-on", worker, self.version)), *self._let_in())
+        self.waiting[worker] = None
+        return (Hold(worker=worker, why=self._missing()),)
 
     def _close_round(self) -> tuple[Order, ...]:
         """If no difference is awaited, make the version, and begin the next round with all that wait for it."""
         if self.open:
-            return ()
+            return self._let_in()
         orders: list[Order] = []
         why: Why = ()
         if self.arrived:
@@ -130,8 +162,25 @@ class LocalRounds:
             self.version += 1
             why = ("differences-complete", self.version)
             orders.append(ApplyUpdate(version=self.version, contributions=contributions, why=why))
-        waiting, self.waiting = sorted(self.waiting), {}
-        return (*orders, *(self._begin(worker, why or ("goes-on", worker, self.version)) for worker in waiting))
+        self.open, self.ahead = self.ahead, {}
+        for worker, mine in sorted(self.open.items()):
+            phase = self.roster.seats[worker].phase
+            if phase in ("declined", "parked"):  # if it has resumed, it takes part in the round after that
+                orders.append(self.roster.push(worker, ("no-data", mine.steps, self.config.round)))
+            elif phase == "ready":
+                del self.waiting[worker]
+                orders.append(self._release(worker, why))
+        self.entering |= dict.fromkeys(sorted(worker for worker in self.waiting if worker not in self.open))
+        self.waiting = {worker: None for worker in self.waiting if worker in self.open}
+        return (*orders, *self._let_in(why))
+
+    def _let_in(self, why: Why = ()) -> tuple[Order, ...]:
+        """Begin the round with those that enter it, once all others have its version, and can hand over their state."""
+        seats = [self.roster.seats[worker] for worker in self.open]
+        if any(seat.version < self.version and seat.phase == "computing" for seat in seats):
+            return ()
+        entering, self.entering = self.entering, {}
+        return tuple(self._begin(worker, why or ("goes-on", worker, self.version)) for worker in entering)
 
     def _missing(self, code: str = "round-open") -> Why:
         return (code, self.version + 1, awaited_of(self.open))
@@ -139,20 +188,21 @@ class LocalRounds:
 
 def _is_awaited(seat: WorkerProgress) -> bool:
     """Whether the worker's difference is still to arrive."""
-    return seat.phase in ("computing", "ready", "pushing") or seat.pushing is not None
+    return seat.phase in ("computing", "ready", "pushing") or (seat.pushing, seat.unpushed) != (None, None)
 
 
 INVARIANTS = {
-    "every worker computes on the newest version, and on its own steps since": lambda machine: all(
-        seat.version == machine.version
+    "every worker computes on the newest version or, with an overlap, on the one before": lambda machine: all(
+        seat.version == machine.version or (machine.config.overlap and seat.version == machine.version - 1)
         for seat in machine.roster.seats.values()
         if seat.phase in ("computing", "ready", "pushing")
     ),
     "the workers that compute or push are awaited, and no others": lambda machine: (
-        sorted(machine.open) == sorted(one for one, seat in machine.roster.seats.items() if _is_awaited(seat))
+        sorted(machine.open | machine.ahead)
+        == sorted(one for one, seat in machine.roster.seats.items() if _is_awaited(seat))
     ),
     "no worker makes more own steps in a round than that has": lambda machine: all(
-        one.steps <= machine.config.round for one in machine.open.values()
+        one.steps <= machine.config.round for one in (*machine.open.values(), *machine.ahead.values())
     ),
     "a worker waits only while a difference is awaited": lambda machine: bool(machine.open) or not machine.waiting,
 }

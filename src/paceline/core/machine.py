@@ -35,6 +35,8 @@ class Fragments(NamedTuple):
     """Fragments of the parameters. The version after `v` changes only the fragment of the number `v % total`."""
     mix: float = 0.0
     """The share of its own parameters that a worker keeps as it takes a fragment."""
+    overlap: int = 0
+    """Steps that a worker makes while its update is pushed. They are in its next one."""
 
     def between(self, since: int, version: int) -> set[int]:
         """Return the numbers of the fragments that changed from version `since` to `version`."""

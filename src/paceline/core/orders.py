@@ -33,6 +33,9 @@ class Release:
     steps: int = 1
     """How many steps it permits. With a store, those after the first are as by `own`, and wait for nothing. Each has
     its `GradientReady`. `EndRound` revokes those that are not made. After the last one their update is made."""
+    overlap: int = 0
+    """How many of the last steps go into the next update: this one is made before them, and is pushed meanwhile. If all
+    of them do, this one was made before."""
     progress: int = field(default=0, compare=False)
     """Batches that the run has used when this is carried out, which the coordinator fills in. Schedules follow it."""
     pace: int = field(default=0, compare=False)
@@ -49,6 +52,7 @@ class Release:
             version=self.version,
             parameters=self.parameters,
             steps=1 if cut else self.steps,
+            overlap=0 if cut else self.overlap,
             progress=progress,
             pace=pace,
             cut=cut,
@@ -61,6 +65,11 @@ class Release:
         return self.step + self.steps - 1
 
     @property
+    def begins(self) -> int | None:
+        """The step after its first one that begins another update; None: there is none."""
+        return self.last + 1 - self.overlap if 0 < self.overlap < self.steps else None
+
+    @property
     def rest(self) -> Release | None:
         """What it permits beyond its first step; None: nothing."""
         if self.steps == 1:
@@ -71,6 +80,7 @@ class Release:
             version=self.version,
             parameters="own",
             steps=self.steps - 1,
+            overlap=min(self.overlap, self.steps - 1),
             why=self.why,
         )
 

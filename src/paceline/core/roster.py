@@ -80,6 +80,8 @@ class WorkerProgress:
     """Whether `StartPull` ordered that, ahead of its step."""
     pushing: int | None = None
     """An earlier step whose push goes on while the worker computes this one."""
+    first: int | None = None
+    """The first of several own steps that are in the update which is pushed meanwhile."""
     since: int | None = None
     """The first of several own steps that go into one update, until that has arrived."""
 
@@ -88,12 +90,13 @@ class WorkerProgress:
         """The last step that is computed and whose push has not begun."""
         if self.phase == "ready":
             return self.step
-        own = self.since is not None and self.pushing is None and self.phase in ("computing", "declined")
+        own = self.since is not None and self.phase in ("computing", "declined", "parked")
         return self.step - 1 if own else None
 
     def first_of(self, step: int) -> int | None:
         """The first step in the update that goes by this one, if it has several."""
-        return None if self.since == step else self.since
+        first = self.first if step == self.pushing else self.since
+        return None if first == step else first
 
     @property
     def in_transit(self) -> bool:
@@ -145,7 +148,7 @@ class Roster:
                     seat.since = fact.step if seat.since is None else seat.since
                     seat.step, seat.phase, seat.weight = fact.step + 1, "computing", None
             case UpdateArrived(step=step) if step == seat.pushing:
-                seat.pushing = seat.since = None
+                seat.pushing = seat.first = None
             case UpdateArrived():
                 self._expect(fact, seat, fact.step, "pushing")
                 seat.phase, seat.since = "arrived", None
@@ -170,7 +173,7 @@ class Roster:
         match order:
             case Release():
                 if seat.phase == "pushing":
-                    seat.pushing = seat.step
+                    seat.pushing, seat.first, seat.since = seat.step, seat.since, None
                 seat.step, seat.last = order.step, order.last
                 seat.version, seat.phase, seat.weight = order.version, "computing", None
                 if order.parameters == "pull":
@@ -179,7 +182,7 @@ class Roster:
                 if seat.phase == "ready" and order.step == seat.step:
                     seat.phase = "pushing"
                 else:  # beside the next step's computation, or it has declined the next one
-                    seat.pushing = order.step
+                    seat.pushing, seat.first, seat.since = order.step, seat.since, None
             case StartPull():
                 seat.pulling, seat.ahead = order.version, True
 
@@ -190,10 +193,13 @@ class Roster:
         why: Why,
         parameters: Literal["pull", "held", "eager", "own"] = "pull",
         steps: int = 1,
+        overlap: int = 0,
     ) -> Release:
         """Note and return the order that starts the worker's next steps. Its last push may still be on its way."""
         step = self.seats[worker].step + 1
-        order = Release(worker=worker, step=step, version=version, parameters=parameters, steps=steps, why=why)
+        order = Release(
+            worker=worker, step=step, version=version, parameters=parameters, steps=steps, overlap=overlap, why=why
+        )
         self.note(order)
         return order
 

@@ -228,7 +228,7 @@ class Cluster:
         self._for_others = ForOthers(
             self.shelf, self.pushes, self.versions, seats, report, stored=lambda: not self.owns_replicas
         )
-        self.own_steps = OwnSteps(self.send, self._bring)
+        self.own_steps = OwnSteps(self.send, self._bring, lambda: self.here.part.fragments.overlap > 0)
         self.switches = Switches(self, report, gives)
         self.joins = JoinHandover(
             self,
@@ -450,10 +450,13 @@ class Cluster:
                     seat = self.seats[worker]
                     if seat.trains:
                         if order.parameters == "own":  # NotHere is told as the order comes
-                            (self.replicas.replica if self.owns_replicas else self.pushes.unpushed)(worker)
+                            if self.owns_replicas:
+                                self.replicas.replica(worker)
+                            else:
+                                self.pushes.expect_own(order)
                         self.aggregation.released(worker)
                         if self.spec.updates_of_rounds:
-                            self.own_steps.released(worker)
+                            self.own_steps.released(order)
                     self.joins.released(worker)
                     if seat.trains and not seat.elsewhere:
                         seat.released = step

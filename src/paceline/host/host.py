@@ -175,7 +175,12 @@ class Host:
                 lost=self._lacks,
                 brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
             )
-        self.pushes = Pushes(self.shelf, plan, self.reducer.dropped if authority is None else authority.update_dropped)
+        self.pushes = Pushes(
+            self.shelf,
+            plan,
+            self.reducer.dropped if authority is None else authority.update_dropped,
+            lambda: self.part.spec.updates_of_rounds,
+        )
         self.pulls = Pulls(self.shelf, self.versions, self.fetcher, seats, early=carrier is not None)
         self.streaming = None if authority is None else VersionStreaming(self.shelf, seats, workers.send)
         self.releases = Releases(

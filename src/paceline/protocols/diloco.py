@@ -10,7 +10,8 @@ With `momentum`, θ ← θ − outer_lr · m. With a constant inner rate this is
 
 With `fragments=F` (Streaming DiLoCo) the parameters are cut into F fragments. After every `every`/F steps the workers
 push, and take, one fragment, and go on with the others as they are. The k-th version changes fragment (k − 1) mod F. A
-worker takes it as θ ← mix · θ + (1 − mix) · θ_version.
+worker takes it as θ ← mix · θ + (1 − mix) · θ_version. With `overlap=τ` a worker pushes τ steps before that point, and
+makes these steps meanwhile. They are in its next push.
 
 Sources: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023 (arXiv 2311.08105);
 Douillard et al., Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512), as others restate their
@@ -19,9 +20,8 @@ samples, and where fragments are cut, by bytes: see `core.shards.fragments`. The
 
 Counter convention: a version counts outer steps. A step is an own step of a worker.
 
-Deviations: workers wait while a fragment is exchanged, as no exchange overlaps with steps. Membership may change, as in
-local-sgd. The outer optimizer's momentum is kept in snapshots, and what a worker has of fragments that are still to be
-exchanged.
+Deviations: membership may change, as in local-sgd. Snapshots have the outer optimizer's momentum, and each worker's own
+parameters. With an overlap these have up to τ steps that a resumed run makes again.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Config:
     outer_lr: float = parameter(0.7, "the outer learning rate", least=0, above=True)
     outer_momentum: float = parameter(0.9, "the outer momentum, unless outer=sgd", least=0, most=1)
     fragments: int = parameter(1, "fragments of the parameters, which are exchanged one after another", least=1)
+    overlap: int = parameter(0, "steps that a worker makes while it exchanges a fragment", unit="steps", least=0)
     mix: float = parameter(0.0, "the share of its own value that a worker keeps as it takes one", least=0, most=1)
 
     def __post_init__(self) -> None:
@@ -53,6 +54,11 @@ class Config:
         if self.every % self.fragments:
             raise ConfigError(
                 f"diloco: every is {self.every} steps; it must be a multiple of fragments, which is {self.fragments}"
+            )
+
+        if self.overlap >= self.round:
+            raise ConfigError(
+                f"diloco: overlap is {self.overlap} steps; it must be below every/fragments, which is {self.round}"
             )
 
     @property
@@ -79,7 +85,7 @@ SPEC = Spec(
     pushes="difference",
     optimizer="outer",
     outer=outer_of,
-    fragments=lambda config: Fragments(config.fragments, config.mix),
+    fragments=lambda config: Fragments(config.fragments, config.mix, config.overlap),
     pushes_at_once=False,
     invariants=INVARIANTS,
     reasons=REASONS,

@@ -37,6 +37,11 @@ class Config:
         """See `local_rounds.Rounds`."""
         return self.every
 
+    @property
+    def overlap(self) -> int:
+        """See `local_rounds.Rounds`."""
+        return 0
+
 
 SPEC = Spec(
     name="local-sgd",

@@ -223,7 +223,7 @@ def _direct(
             if isinstance(fact, TrainingBegan):
                 workers.direct_first(orders, fact.at)
             else:
-                for order in (*_further(fact, further, workers), *orders):
+                for order in (*orders, *_further(fact, further, workers)):
                     workers.direct(order, fact.at)
             further |= {order.worker: order.rest for order in orders if isinstance(order, Release)}
         except (KeyError, ValueError, AssertionError) as error:  # these orders can't follow those before

@@ -43,12 +43,16 @@ class Permit:
             return None
         self.ends()
         if go.steps == 1:
-            if not go.cut:
+            if not (go.cut or go.overlap):
                 session.make_update()
             return None
+        area = go.area
+        if go.steps == go.overlap + 1:  # the others go into another update
+            session.make_update()
+            area = go.next_area
         if session.link.goes_on(go.step + 1):
             used = go.progress + go.pace * self._used
-            return structs.replace(go, step=go.step + 1, slot=-1, steps=go.steps - 1, progress=used)
+            return structs.replace(go, step=go.step + 1, slot=-1, area=area, steps=go.steps - 1, progress=used)
         if not session.link.was_stopped:
             session.make_update()
             session.link.say(Declined(session.epoch, paused=True, revoked=True))

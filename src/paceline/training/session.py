@@ -303,8 +303,9 @@ class Session:
                 self.snapshots.hand_over(order)
             case PlateauMetrics():
                 self.schedules.step_plateaus(order)
-            case MakeUpdate():
-                self.make_update()
+            case MakeUpdate(step=step):
+                if step == self.last_step:  # else that update is made, and another one has begun
+                    self.make_update()
             case Arrives():
                 pass  # the step is not made
 

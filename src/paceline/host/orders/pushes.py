@@ -34,47 +34,77 @@ class Pushes:
         shelf: Shelf,
         plan: MemoryPlan,
         on_dropped: Callable[[Update], object],
+        in_rounds: Callable[[], bool],
     ) -> None:
-        """`on_dropped` is told of each update that is in a version by now, or will be in none."""
+        """`on_dropped` is told of each update that is in a version by now, or will be in none.
+
+        `in_rounds()`: whether an update may have several steps.
+        """
         self._shelf = shelf
         self._plan = plan
         self._on_dropped = on_dropped
         self._on_the_way: dict[int, dict[int, None]] = {}
         """By worker: steps whose gradient is ready, and whose update has neither arrived nor been dropped."""
+        self._ready: dict[int, int] = {}
+        """By worker: the last step whose gradient is ready."""
         self._scales: dict[tuple[int, int], float] = {}
         """By worker and step: the factor that was ordered for its update."""
         self._lacking: dict[int, dict[int, _Lacking]] = {}
         """By worker and step: updates that are not in the version that it was last released on."""
         self._awaiting: dict[int, Callable[[], None]] = {}
         """By worker: what to do when one of its places is free."""
-        self._own: dict[int, range] = {}
+        self._in_rounds = in_rounds
+        self._own: dict[int, set[int]] = {}
         """By worker: steps that it is to compute, and that go into the same update as the step before each."""
+        self._next: dict[int, int] = {}
+        """By worker: the step with which its last release begins another update, until that is computed."""
 
     def lay(self, worker: int, step: int) -> int | None:
         """The area for that step's update, which is kept until the update is needed no more. None: all are needed."""
         place = self._shelf.put(Update(worker, step), ("update", worker, step), self._plan.of(worker))
         return None if place is None else self._plan.area(place)
 
-    def unpushed(self, worker: int) -> int:
-        """The last step of the worker that is computed, and whose push has not begun. Raises NotHere."""
-        steps = [step for step in self._on_the_way.get(worker, ()) if (worker, step) not in self._scales]
-        if not steps:
-            raise NotHere(f"worker {worker} has no own step that is in no update")
-        return steps[-1]
+    def expect_own(self, order: Release) -> None:
+        """Raise NotHere unless the worker has computed the step before, and may go on with its own parameters."""
+        if self._ready.get(order.worker) != order.step - 1:
+            raise NotHere(f"worker {order.worker} has not computed the step before {order.step}")
 
     def released(self, order: Release) -> None:
-        """All steps of this release go into one update. With `own` that is the update which the worker has begun."""
-        self._own[order.worker] = range(order.step + (order.parameters != "own"), order.last + 1)
+        """Note which of these steps go into the same update as the step before each."""
+        worker, begins = order.worker, order.begins
+        if (unused := self._next.pop(worker, None)) is not None:
+            self.dropped(worker, unused)
+        self._own[worker] = {*range(order.step + (not self._goes_on(order)), order.last + 1)} - {begins}
+        if begins is not None:
+            self._next[worker] = begins
 
-    def begun(self, worker: int, step: int) -> int:
-        """The area of the update that the worker has begun, and that goes by this step. Raises NotHere."""
-        return self._plan.area(self._shelf.place(Update(worker, step)))
+    def areas(self, order: Release) -> tuple[int, int] | None:
+        """The areas for the update of these steps, and for the one that the last of them begin, -1 if none do so.
+
+        They are kept until the update is needed no more. None: the worker's places are all needed.
+        """
+        worker, begins = order.worker, order.begins
+        first = self._area(worker, order.step - self._goes_on(order))
+        last = -1 if begins is None else self._area(worker, begins)
+        return None if first is None or last is None else (first, last)
+
+    def _area(self, worker: int, step: int) -> int | None:
+        there = self._shelf.has(Update(worker, step))
+        return self._plan.area(self._shelf.place(Update(worker, step))) if there else self.lay(worker, step)
+
+    def _goes_on(self, order: Release) -> bool:
+        """Whether the first of these steps is in the same update as the step before, which was not pushed."""
+        worker, before = order.worker, order.step - 1
+        if not self._in_rounds() or (worker, before) in self._scales:
+            return False
+        return before in self._on_the_way.get(worker, ()) or self._shelf.has(Update(worker, before))
 
     def computed(self, worker: int, step: int) -> None:
         """The worker's step is computed. If it is in the same update as the one before, that goes by its name now."""
-        own = self._own.get(worker)
-        if own and own.start == step:
-            self._own[worker] = own[1:]
+        if self._next.get(worker) == step:
+            del self._next[worker]
+        if step in (own := self._own.get(worker, set())):
+            own.discard(step)
             before = Update(worker, step - 1)
             if self._shelf.has(before):
                 self._shelf.name(Update(worker, step), before, ("update", worker, step))
@@ -94,6 +124,7 @@ class Pushes:
     def ready(self, worker: int, step: int) -> None:
         """The step's update lies in its place, and is about to be pushed."""
         self._on_the_way.setdefault(worker, {})[step] = None
+        self._ready[worker] = step
 
     def carry_out(self, order: StartPush) -> None:
         """The worker's update is on its way to the hosts that make versions. Raises NotHere if there is none."""

@@ -150,21 +150,32 @@ class Releases:
 
     def _go_on(self, order: Release) -> None:
         """Let the worker make a further step of its own parameters."""
-        self._tell(order, -1, self._pushes.begun(order.worker, order.step - 1), [])
+        areas = self._pushes.areas(order)
+        if areas is None:
+            self._report(AwaitsPlace(order.worker))
+            self._pushes.when_free(order.worker, lambda: self._go_on(order))
+            return
+        self._tell(order, -1, areas, [])
 
     def _compute(self, order: Release, item: Item, lacking: list[tuple[int, float]], *, took: bool = False) -> None:
         """`took`: whether the worker has just taken the item, a version."""
         if not self._seats[order.worker].trains:
             return
-        area = self._pushes.lay(order.worker, order.step)
-        if area is None:
+        areas = self._pushes.areas(order)
+        if areas is None:
             self._report(AwaitsPlace(order.worker))
             self._pushes.when_free(order.worker, lambda: self._compute(order, item, lacking))
             return
-        self._tell(order, self._shelf.place(item), area, lacking, took=took)
+        self._tell(order, self._shelf.place(item), areas, lacking, took=took)
 
     def _tell(
-        self, order: Release, place: int, area: int, lacking: list[tuple[int, float]], *, took: bool = False
+        self,
+        order: Release,
+        place: int,
+        areas: tuple[int, int],
+        lacking: list[tuple[int, float]],
+        *,
+        took: bool = False,
     ) -> None:
         self._report((ComputesTaken if took else Computes)(order.worker))
         dropped = self._dropped.pop(order.worker, [])
@@ -172,13 +183,15 @@ class Releases:
             order.step,
             order.version,
             place,
-            area,
+            areas[0],
             lacking,
             order.progress,
             order.steps,
             order.pace,
             order.cut,
             dropped,
+            order.overlap,
+            areas[1],
         )
         self._send(order.worker, compute)
         for do in self._unsent.pop(order.worker, ()):

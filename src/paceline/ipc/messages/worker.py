@@ -617,6 +617,11 @@ class Compute(Message):
     unasked."""
     dropped: list[Count] = msgspec.field(default_factory=list)
     """Steps of this worker whose updates no version will have, as is known since its last release."""
+    overlap: Count = 0
+    """How many of the last of these steps go into another update. The worker makes the one of the others before them,
+    and none at the end."""
+    next_area: int = -1
+    """The push area for that other update."""
 
 
 class Revoke(Message):
@@ -624,7 +629,9 @@ class Revoke(Message):
 
 
 class MakeUpdate(Message):
-    """Put what your own steps since the last version have subtracted into the push area. `UpdateMade` answers this."""
+    """Make the update of your own steps up to this one, unless you have made it. `UpdateMade` tells of that."""
+
+    step: Count
 
 
 BEGINS = -1
