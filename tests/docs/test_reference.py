@@ -56,7 +56,7 @@ def counted() -> Iterator[str]:
     """Keys of a run that was evaluated, had a target and logged its metric, and was on several hosts and on devices."""
     tally = Tally()
     tally.record(TrainingBegan(members=((0, "node-0", 0),), version=0, at=0.0), ())
-    tally.step_times(0, StepTimes(0.0, 0.1, 0.0, 0.0, 0.0, 0.0, to_device=0.01, from_device=0.01))
+    tally.step_times(0, 0, StepTimes(0.0, 0.1, 0.0, 0.0, 0.0, 0.0, to_device=0.01, from_device=0.01))
     tally.recorded(1, 0.5, 32)
     tally.evaluated(1, {"accuracy": 0.9})
     tally.logs("accuracy", worker=0, step=1, version=1, at=0.7, value=0.95)

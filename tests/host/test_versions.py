@@ -31,7 +31,13 @@ class Host:
         self.memory.offered(msgspec.structs.replace(OFFER, cuts=[0, 128, 256], starts=[0, 64, 192]))
         self.memory.lay_out()
         self.versions = Versions(
-            self.shelf, self.memory, self.plan, name="b", head="a", host_of=lambda worker: "b", of_replicas=False
+            self.shelf,
+            self.memory,
+            self.plan,
+            name="b",
+            head="a",
+            host_of=lambda worker: "b",
+            of_replicas=lambda: False,
         )
         self.versions.change_by(Fragments(3))
         self.fetched: list[tuple[str, int, int]] = []
