@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.runs import run
+from support.runs import ended as to_its_end
+from support.runs import resume, run
 from support.scripts import script
 from support.sound import same_bits, sound
 
@@ -113,6 +114,16 @@ def test_only_fragments_cross_links_and_the_bits_are_those_of_one_host(
     most = max(of_one for (of_one,) in came)
     assert size / 2 <= most * (2 if shards == "all" else 1) < size / 2 + 5000, "and padding and flags"
     sound(there)
+
+
+def test_a_stopped_run_with_an_overlap_goes_on_and_uses_every_sample_once(tmp_path: Path) -> None:
+    """Steps that were in no version as it was stopped are made again."""
+    flags = ("-p", "diloco:every=6,fragments=2,overlap=2", "-n", "2", "--threads", "1", "--checkpoint", "3")
+    stopped = run(GOES_ON, *flags, "--max-steps", "60", tmp_path=tmp_path)
+    assert stopped.summary["steps"] < 120
+    goes_on = to_its_end(resume(stopped.folder, "--max-steps", "1000")).completed()
+    assert goes_on.summary["samples"] == 12 * 200
+    sound(goes_on)
 
 
 def test_own_steps_of_a_round_wait_for_no_word_of_the_run(tmp_path: Path) -> None:
