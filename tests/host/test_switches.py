@@ -172,3 +172,24 @@ def test_replicas_of_another_host_begin_as_the_version_that_it_has_fetched() -> 
     for worker in (2, 3):
         host.host.tell(host_messages.TakeStep(worker, messages.worker.BEGINS, 1, None, None))
     assert host.told(messages.worker.MakeStep) == [2, 3]
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_version_that_a_switch_has_made_is_no_change_of_fragments_of_the_one_before(here: bool) -> None:
+    protocol = "sync-switch:first=ad-psgd,then=diloco:every=8,fragments=4"
+    if here:
+        two = company(2, protocol)
+        two.host.switch(1, [0, 1], makes(2))
+        for worker in (0, 1):
+            two.crew.hear(worker, messages.worker.StateGiven(None), f"of worker {worker}")
+        two.said_by_store(messages.store.BeginningMade(2, 0.5))
+        versions = two.host.versions
+    else:
+        host = OneHost((2, 3), 4, protocol)
+        host.trains((2, 3))
+        host.comes(1)
+        host.comes(2)
+        host.host.tell(host_messages.PartSwitched(1, None, 2, {}))
+        versions = host.host.versions
+    end = versions.changed(0, 2)[-1][1]
+    assert versions.changed(0, 2) == [(0, end)]

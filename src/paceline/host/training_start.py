@@ -162,6 +162,7 @@ class TrainingStart:
                 if host.replicas is not None and order.replicas:
                     host.replicas.begin(order.replicas, Version(version))
                     self._report(host_messages.Begun())
+                host.versions.made_anew(version)
                 host.made(version)
             host.shelf.release(BEGINNING)
             with self.came(order.state) as file:

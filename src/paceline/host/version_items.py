@@ -93,6 +93,11 @@ class Versions(Placed[Version | Beginning]):
         """Versions from now on change by these fragments."""
         self._fragments, self._since = fragments, self.newest
 
+    def made_anew(self, version: int) -> None:
+        """That version is made, and all of it differs from the one before."""
+        self._since = version
+        self.made(version)
+
     def changed(self, since: int, version: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes that may differ between those versions."""
         return self._by_fragments(since, version)[0]

@@ -108,7 +108,7 @@ class CommitQueue:
             self._shelf.claim(NEWEST, Version(version))
         self._maker.begins(version)
         self.versions.is_whole(Version(version))
-        self.versions.made(version)
+        self.versions.made_anew(version)
 
     @property
     def _maker(self) -> RangeMaker:
