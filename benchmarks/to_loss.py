@@ -44,6 +44,8 @@ VARIANTS = {
     "diloco:every=20": ["-p", "diloco:every=20"],
     "diloco:every=20, int8": ["-p", "diloco:every=20", "--compress", "int8"],
     "diloco:every=50": ["-p", "diloco:every=50"],
+    "diloco:every=20,fragments=2,overlap=5": ["-p", "diloco:every=20,fragments=2,overlap=5"],
+    "diloco:every=20,fragments=2,overlap=5,mix=0.5": ["-p", "diloco:every=20,fragments=2,overlap=5,mix=0.5"],
 }
 """By name: the flags of `paceline run`."""
 
