@@ -137,6 +137,23 @@ def test_a_run_that_is_stopped_in_either_part_and_resumed_ends_on_the_bits_of_on
     assert same_bits(stopped, whole)
 
 
+ENDS = {
+    "before a switch to a store": ("switch_at=0.5,first=all-reduce,then=bsp", 10),
+    "before a switch that never comes": ("switch_at=1,first=ad-psgd,then=asp", 10),
+    "after a switch at once": ("switch_at=0,first=bsp,then=all-reduce", 10),
+    "with a switch to a store": ("switch_at=0.125,first=all-reduce,then=bsp", 8),
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_a_run_that_ends_anywhere_about_a_switch_is_right_and_replays_to_the_same_bits(
+    ends: str, launch: Launch
+) -> None:
+    protocol, steps = ENDS[ends]
+    flags = ("-n", "2", "--threads", "1", "-p", f"sync-switch:{protocol}", "--max-steps", str(steps))
+    sound(launch.run(that_draws(), *flags).completed())
+
+
 @pytest.mark.parametrize("name", ["zero", "ramp, replayed", "ramp, virtual", "rescaled"])
 def test_each_version_is_made_with_the_rate_and_the_momentum_of_its_part(name: str, runs: Runs) -> None:
     ended = runs[name].result().completed()

@@ -157,3 +157,17 @@ def test_the_last_mean_goes_without_a_replica_that_was_left_in_the_middle_of_a_s
     assert run.means(samples=None).record_last()
     assert [workers for _, workers in run.written] == [[0, 1], [0]]
     run.journal.ledger.note.assert_called_once_with(LACKING, [1])
+
+
+def test_versions_are_noted_in_the_order_in_which_they_were_made_though_a_later_one_is_on_disk_first() -> None:
+    run = Recorded(record=1)
+    versions = run.stored()
+    for version, samples in ((1, 8), (2, 16)):
+        run.applied.samples = samples
+        versions.ordered(version)
+        versions.made(version, float(version))
+    versions.written(2, "b", None)
+    assert versions.hashes == {}
+    versions.written(1, "a", None)
+    assert list(versions.hashes.items()) == [(1, "a"), (2, "b")]
+    assert [call.args[0] for call in run.journal.recorded.call_args_list] == [1, 2]

@@ -187,7 +187,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     steps: Mapping[int, int] = {} if state is None else state.next_steps
     began = TrainingBegan(
         members=tuple((worker, run_state.members.hosts[worker], steps.get(worker, 0)) for worker in workers),
-        version=0 if state is None or run_state.data.owned else state.version,
+        version=0 if state is None else state.version,
         at=run_state.clock.at() if state is None else state.at,
         work=amount,
         seed=settings.seed,

@@ -52,6 +52,11 @@ class RecordedVersions:
         self._journal = journal
         self._due = RecordingSchedule(settings.record)
         self._writing: dict[int, Made] = {}
+        """By version that is written and not noted: when it was made, in that order."""
+        self._on_disk: dict[int, tuple[str, float | None]] = {}
+        """Of these, by version whose file is there: its SHA-256, and the distance of replicas if it is their mean."""
+        self._of: dict[int, int] = {}
+        """By such a version: of how many replicas it is the mean."""
         self._counted = False
         """Whether samples are counted."""
         self._buffers = "mean"
@@ -90,12 +95,24 @@ class RecordedVersions:
         self._lost.pop(worker, None)
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
-        """That version is on disk. `distance` is the replicas' distance from it, if it is their mean."""
-        made = self._writing.pop(version)
-        self.hashes[version] = sha256
-        samples = made.samples if self._counted else None
-        file = str(self._file(version).relative_to(self._folder))
-        self._journal.recorded(version, made.at, samples, sha256, file)
+        """That version is on disk. `distance` is the replicas' distance from it, if it is their mean.
+
+        It is noted once all that were made before it are: a mean may be on disk before the store's last version is.
+        """
+        self._on_disk[version] = sha256, distance
+        self._note()
+
+    def _note(self) -> None:
+        """Note versions that are on disk, in the order in which they were made."""
+        while (version := next(iter(self._writing), None)) in self._on_disk:
+            assert version is not None
+            made, (sha256, distance) = self._writing.pop(version), self._on_disk.pop(version)
+            if distance is not None:
+                self._journal.consensus(version, made.at, self._of.pop(version), distance)
+            self.hashes[version] = sha256
+            samples = made.samples if self._counted else None
+            file = str(self._file(version).relative_to(self._folder))
+            self._journal.recorded(version, made.at, samples, sha256, file)
 
     def conclude(self) -> None:
         """The newest version, which is on disk, is the last."""
@@ -204,8 +221,6 @@ class Means(RecordedVersions):
         self._clock = clock
         self._policy = policy
         self._recording = False
-        self._cut: tuple[int, Made] = 0, self.newest
-        """Of how many replicas the mean is that is being recorded, and when it was made."""
         self._before = self.newest
         """The mean before that one."""
         self._mean_of: tuple[int, int, list[int], tuple[int, int] | None] | None = None
@@ -254,7 +269,8 @@ class Means(RecordedVersions):
         """
         self._recording, self._again, self._mean_of = False, True, None
         self._broken.update(dict.fromkeys(workers))
-        del self._writing[version]
+        del self._writing[version], self._of[version]
+        self._note()
         if self.newest.version == version:
             self.newest = self._before
 
@@ -267,17 +283,14 @@ class Means(RecordedVersions):
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """That mean is on disk."""
-        assert distance is not None
-        replicas, made = self._cut
         self._recording = False
-        self._journal.consensus(version, made.at, replicas, distance)
-        RecordedVersions.written(self, version, sha256, distance)
+        super().written(version, sha256, distance)
 
     def _record_mean(self, workers: list[int]) -> None:
         """The mean of these workers' replicas as they are at this moment is the next version: write it."""
         self._before, version = self.newest, self.newest.version + 1
         self.newest = Made(version, self._clock.at(), self._data.samples)
-        self._recording, self._cut, self._mean_of = True, (len(workers), self.newest), self._replicas_now()
+        self._recording, self._of[version], self._mean_of = True, len(workers), self._replicas_now()
         self._write(workers, self.edits.known())
 
     def _replicas_now(self) -> tuple[int, int, list[int], tuple[int, int] | None]:
@@ -312,8 +325,8 @@ class RunVersions(Means, StoredVersions):
         super().__init__(settings, cluster, data, edits, journal, clock, policy)
         self._switching: _Ordered | None = None
         """What the version has that a switch is to make."""
-        self._distances: dict[int, tuple[int, float]] = {}
-        """By version that a switch has made of replicas, until it is written: of how many, and their distance."""
+        self._distances: dict[int, float] = {}
+        """By version that a switch has made of replicas, until it is written: their distance from it."""
 
     @property
     def _by(self) -> type[Means | StoredVersions]:
@@ -347,14 +360,15 @@ class RunVersions(Means, StoredVersions):
         self.newest = Made(beginning.version, self._clock.at(), made.samples)
         self._writing[beginning.version] = self.newest
         if beginning.distance is not None:
-            self._distances[beginning.version] = len(beginning.workers), beginning.distance
+            self._of[beginning.version] = len(beginning.workers)
+            self._distances[beginning.version] = beginning.distance
         self._trained, self._again, self._samples = beginning.members, False, None
         self._broken.clear()
         self._mean_of = self._replicas_now() if self._data.owned else None
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """See `RecordedVersions`."""
-        if version in self._distances:
-            replicas, apart = self._distances.pop(version)
-            self._journal.consensus(version, self._writing[version].at, replicas, apart)
-        (RecordedVersions if distance is None else Means).written(self, version, sha256, distance)
+        if distance is None:  # a store or a switch has made it
+            RecordedVersions.written(self, version, sha256, self._distances.pop(version, None))
+        else:
+            Means.written(self, version, sha256, distance)

@@ -83,7 +83,10 @@ def check_shards_on(said: str | None, hosts: int, choice: Choice, *, later: bool
     if hosts == 1:
         raise ConfigError(f"{flag}, and the run has one host, whose store is whole: leave it out")
     if choice.has_replicas:
-        raise ConfigError(f"{flag}, and {choice.spec.name} has no store: leave it out, or name a protocol with a store")
+        whose = (
+            "has replicas in a part, so the head's store makes whole versions" if choice.has_store else "has no store"
+        )
+        raise ConfigError(f"{flag}, and {choice.spec.name} {whose}: leave it out, or name a protocol with a store")
     if said == HEAD:
         return
     if later:

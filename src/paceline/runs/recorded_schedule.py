@@ -155,20 +155,22 @@ class RecordedPart:
             return None
         ledger = self.recorded.ledger
         query = (
-            "SELECT at, samples, replicas FROM versions JOIN consensus USING (version, at) "
+            "SELECT version, at, samples, replicas FROM versions JOIN consensus USING (version, at) "
             "WHERE version > ? AND version <= ? AND version NOT IN "
             "(SELECT coalesce(json_extract(body, '$.version'), -1) FROM orders WHERE kind = 'SwitchProtocol') "
             "ORDER BY version"
         )
         first = 0 if self.begins is None else self.begins.state.version
-        rows = ledger.execute(query, (first, sys.maxsize if self.ends is None else self.ends.version)).fetchall()
-        if any(samples is None for _, samples, _ in rows):
+        last = sys.maxsize if self.ends is None else self.ends.version
+        rows = ledger.execute(query, (first, last)).fetchall()
+        if any(samples is None for _, _, samples, _ in rows):
             return None
+        (newest,) = ledger.execute("SELECT max(version) FROM versions WHERE version <= ?", (last,)).fetchone()
         query = "SELECT max(at) FROM facts WHERE id IN (SELECT fact FROM orders) AND id >= ? AND id <= ?"
         (over,) = ledger.execute(query, self._facts).fetchone()
-        if self.closed and rows and rows[-1][0] >= (over or 0.0):
+        if self.closed and rows and rows[-1][0] == newest and rows[-1][1] >= (over or 0.0):
             rows.pop()
-        return deque((samples, replicas) for _, samples, replicas in rows)
+        return deque((samples, replicas) for _, _, samples, replicas in rows)
 
     def _mark(self, state: SnapshotState) -> int:
         """Return the last row of `leases` that belongs to this snapshot."""

@@ -29,7 +29,7 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.membership import ALL_DIED
-from paceline.core.orders import ApplyUpdate, Order, Release
+from paceline.core.orders import ApplyUpdate, Order, Release, SwitchProtocol
 from paceline.errors import ConfigError, RunFailed
 from paceline.host.processor import ISAS
 from paceline.records import kept
@@ -223,7 +223,10 @@ def _direct(
             if isinstance(fact, TrainingBegan):
                 workers.direct_first(orders, fact.at)
             else:
-                for order in (*orders, *_further(fact, further, workers)):
+                for place, order in enumerate((*orders, *_further(fact, further, workers))):
+                    makes = isinstance(order, SwitchProtocol) and order.version is not None
+                    if makes and until is not None and _reached(until, orders[:place], workers):
+                        return  # that version is beyond it
                     workers.direct(order, fact.at)
             further |= {order.worker: order.rest for order in orders if isinstance(order, Release)}
         except (KeyError, ValueError, AssertionError) as error:  # these orders can't follow those before

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.codecs import Codec
-from paceline.core.choice import Choice
+from paceline.core.choice import Choice, brief
 from paceline.core.phrases import listed
 from paceline.errors import ConfigError
 from paceline.files import read_file, read_json
@@ -65,7 +65,8 @@ def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now:
     optimizers = {spec.optimizer for spec in own}
     kept_by = KEPT_BY[min(optimizers - {"store"}, default="store")]
     if optimizers != {spec.optimizer for spec in others}:
-        raise ConfigError(f"{name}: it is a run of {one.name}, whose state {other.name} can't go on with; {kept_by}")
+        was, new = (brief(whole.spec, whole.parameters()) for whole in (before, choice))
+        raise ConfigError(f"{name}: it is a run of {was}, whose state {new} can't go on with; {kept_by}")
     if optimizers == {"store"}:
         return
     if (one, own) != (other, others):  # another protocol can't use its memory, or outer state

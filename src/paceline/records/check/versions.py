@@ -95,14 +95,14 @@ def _of_store(checking: Checking, recorded: Mapping[int, _Recorded]) -> None:
     checking.row = None
     if made.due is None:
         return
-    due = made.expected | ({made.last} if checking.completed else set())
+    due = made.expected | ({made.last} if checking.completed and not made.ends_in_replicas else set())
     so_far = math.inf if checking.completed else max(recorded, default=-1)
     # A run that is stopped records where it stands. One that is killed there may not have: see `StoredVersions.made`.
     stops = {segment.version for segment in checking.run.segments[1:]}
     for version in sorted(due - recorded.keys() - stops):
         if version <= so_far:
             raise Violation(RECORDED_DUE, f"version {version}", "it is not there")
-    if more := recorded.keys() - due - stops - {made.last}:
+    if more := recorded.keys() - due - stops - {made.last, checking.until}:
         raise Violation(RECORDED_DUE, "none that is neither due nor the last", f"version {min(more)}")
     if recorded:
         as_due = f"{count(len(recorded), 'recorded version')} as they were due"
@@ -126,7 +126,7 @@ def _of_means(checking: Checking, recorded: Mapping[int, _Recorded], counted: bo
         if place == len(candidates):
             raise Violation(RECORDED_SAMPLES, "as many as all replicas had, after some step", samples)
     checking.row = None
-    goes_on = bool(made.spans) and made.spans[-1][1] == math.inf
+    goes_on = made.ends_in_replicas
     newest = max(recorded, default=0)
     if goes_on and newest and checking.completed and counted and (last := recorded[newest].samples) != made.samples:
         found = f"{last} in version {newest}"

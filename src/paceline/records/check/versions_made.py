@@ -66,6 +66,11 @@ class VersionsMade:
                 if self.samples in self._samples:
                     self.means.append(self.samples)
 
+    @property
+    def ends_in_replicas(self) -> bool:
+        """Whether workers own replicas after the last order."""
+        return bool(self.spans) and self.spans[-1][1] == math.inf
+
     def is_mean(self, version: int) -> bool:
         """Whether that version has the mean of all replicas."""
         return any(begin < version <= end for begin, end in self.spans)
@@ -78,7 +83,7 @@ class VersionsMade:
             self.versions[version] = self.samples
         if self.due is not None:
             self.due.reached(self.samples)
-        if self.spans and self.spans[-1][1] == math.inf:
+        if self.ends_in_replicas:
             self.spans[-1] = self.spans[-1][0], version
         if self.choice.part(self.choice.part_of(order)).spec.state == "replicas":
             self.spans.append((version, math.inf))
