@@ -43,7 +43,7 @@ def test_the_store_gets_the_states_of_the_workers_that_live_to_give_them_and_rel
     assert (told(two, 0), told(two, 1)) == (["GiveState"], ["GiveState"])
     two.crew.hear(0, messages.worker.StateGiven(None), "of worker 0")
     assert told(two, 0) == ["GiveState"]
-    assert two.host.progress.busy_with == "moving the optimizer's state for the next part of the protocol"
+    assert two.host.progress.busy_with == "switching to the next part of the protocol"
     if dies:
         two.leave(1)
     else:
@@ -193,3 +193,20 @@ def test_a_version_that_a_switch_has_made_is_no_change_of_fragments_of_the_one_b
         versions = host.host.versions
     end = versions.changed(0, 2)[-1][1]
     assert versions.changed(0, 2) == [(0, end)]
+
+
+@pytest.mark.parametrize("replicas", [False, True])
+def test_a_worker_that_joins_during_a_switch_is_given_what_the_next_part_has_for_it(replicas: bool) -> None:
+    """A copy of a replica comes by an order. Else it takes part at once."""
+    two = company(2, f"sync-switch:first={'bsp' if replicas else 'ad-psgd'},then={'ad-psgd' if replicas else 'asp'}")
+    two.host.switch(1, [0, 1], makes(1))
+    two.leave(0)
+    two.returns(0)
+    two.host.join(0, [])
+    assert "TakeUp" not in told(two, 0)
+    if not replicas:
+        two.crew.hear(1, messages.worker.StateGiven(None), "of worker 1")
+    two.said_by_store(messages.store.BeginningMade(1, None if replicas else 0.5))
+    if replicas:
+        two.said_by_store(messages.store.StateReady(None, None), "the state")
+    assert ("TakeUp" in told(two, 0)) is not replicas

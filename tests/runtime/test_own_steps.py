@@ -90,7 +90,7 @@ LAYERS = script("""
 torch.manual_seed(0)
 model = nn.Sequential(*(nn.Sequential(nn.Linear(600, 600), nn.Tanh()) for _ in range(4)))
 optimizer = torch.optim.AdamW(model.parameters())
-data = TensorDataset(torch.randn(48, 600))
+data = TensorDataset(torch.randn(2 * int(sys.argv[1]), 600))
 model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=2))
 for (x,) in loader:
     optimizer.zero_grad()
@@ -104,9 +104,9 @@ def test_only_fragments_cross_links_and_the_bits_are_those_of_one_host(
     shards: str, overlap: int, tmp_path: Path
 ) -> None:
     flags = ("-p", f"diloco:every=4,fragments=2,mix=0.5,overlap={overlap}", "--threads", "1")
-    here = run(LAYERS, *flags, "-n", "2", tmp_path=tmp_path).completed()
+    here = run(LAYERS, *flags, "-n", "2", args=["24"], tmp_path=tmp_path).completed()
     hosts = ("--emulate-hosts", "2", "-n", "1", "--shards-on", shards)
-    there = run(LAYERS, *flags, *hosts, tmp_path=tmp_path).completed()
+    there = run(LAYERS, *flags, *hosts, args=["24"], tmp_path=tmp_path).completed()
     assert same_bits(here, there)
     size = 4 * 4 * (600 * 600 + 600)
     items = "kind = 'update' OR kind = 'version' AND number > 0"
@@ -116,11 +116,24 @@ def test_only_fragments_cross_links_and_the_bits_are_those_of_one_host(
     sound(there)
 
 
+@pytest.mark.parametrize("shards", ["head", "all"])
+def test_data_that_ends_in_the_middle_of_an_overlap_is_pushed_once_and_the_bits_are_those_of_one_host(
+    shards: str, tmp_path: Path
+) -> None:
+    """Each worker makes 5 steps: 1, 2 meanwhile, and 2 meanwhile of which only the first one has data."""
+    flags = ("-p", "diloco:every=6,fragments=2,overlap=2", "--threads", "1")
+    here = run(LAYERS, *flags, "-n", "2", args=["10"], tmp_path=tmp_path).completed()
+    hosts = ("--emulate-hosts", "2", "-n", "1", "--shards-on", shards)
+    there = run(LAYERS, *flags, *hosts, args=["10"], tmp_path=tmp_path).completed()
+    assert same_bits(here, there)
+    sound(there)
+
+
 def test_a_stopped_run_with_an_overlap_goes_on_and_uses_every_sample_once(tmp_path: Path) -> None:
     """Steps that were in no version as it was stopped are made again."""
     flags = ("-p", "diloco:every=6,fragments=2,overlap=2", "-n", "2", "--threads", "1", "--checkpoint", "3")
     stopped = run(GOES_ON, *flags, "--max-steps", "60", tmp_path=tmp_path)
-    assert stopped.summary["steps"] < 120
+    assert stopped.summary["samples"] < 12 * 200
     goes_on = to_its_end(resume(stopped.folder, "--max-steps", "1000")).completed()
     assert goes_on.summary["samples"] == 12 * 200
     sound(goes_on)

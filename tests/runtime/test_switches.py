@@ -51,6 +51,8 @@ MOVES = {
     "from own steps to replicas": ("local-sgd:every=5", "all-reduce", ()),
     "from replicas to own steps": ("all-reduce", "local-sgd:every=5", ()),
     "to workers of hosts": ("bsp", "local-sgd:every=5", ("--emulate-hosts", "2")),
+    "to replicas of hosts": ("bsp", "all-reduce", ("--emulate-hosts", "2")),
+    "from replicas of hosts": ("all-reduce", "bsp", ("--emulate-hosts", "2")),
     "to the store from hosts": ("local-sgd:every=5", "bsp", ("--emulate-hosts", "2", "--shards-on", "all")),
 }
 Runs = dict[str, Future[Run]]
@@ -94,6 +96,30 @@ def test_momentum_goes_on_in_the_store_and_in_workers_wherever_the_optimizer_ste
         plain.step()
     assert ended.final()["weight"].item() == pytest.approx(weight.item(), rel=1e-12)
     sound(ended)
+
+
+LAYERS = script("""
+model = nn.Sequential(*(nn.Sequential(nn.Linear(600, 600), nn.Tanh()) for _ in range(4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+data = TensorDataset(torch.randn(48, 600))
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=2), epochs=1)
+for (x,) in loader:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+""")
+
+
+@pytest.mark.parametrize(("first", "then"), [("bsp", "all-reduce"), ("all-reduce", "bsp")])
+def test_over_three_hosts_each_of_which_makes_a_part_of_averages_the_bits_are_those_of_one(
+    first: str, then: str, launch: Launch
+) -> None:
+    flags = ("-p", f"sync-switch:switch_at=0.5,first={first},then={then}", "--threads", "1")
+    here = launch.run(LAYERS, *flags, "-n", "3").completed()
+    there = launch.run(LAYERS, *flags, "-n", "1", "--emulate-hosts", "3").completed()
+    assert "is lost" not in there.err
+    assert same_bits(here, there)
+    sound(there)
 
 
 OWN = ("ps-plus", "local-sgd:every=3", "diloco:every=2")

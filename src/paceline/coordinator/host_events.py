@@ -78,7 +78,7 @@ def note(run_state: RunState, event: HostEvent) -> None:
             ledger.checked(version, checksum)
             run_state.versions.made(version, at)
         case VersionNotFinite():
-            run_state.shutdown.diverge(_not_finite(event, run_state.settings.choice.spec.pushes))
+            run_state.shutdown.diverge(_not_finite(event, run_state.cluster.spec.pushes))
         case VersionWritten(version=version, sha256=sha256, distance=distance):
             run_state.versions.written(version, sha256, distance)
             run_state.evaluation.recorded()

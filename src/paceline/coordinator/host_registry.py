@@ -433,8 +433,7 @@ class HostRegistry:
         settings, sent = self.settings, self._meeting.sent
         sha256 = hashlib.sha256(settings.source).digest()
         script, folder = (str(settings.script), None) if sent is None else (sent.script, sent.folder)
-        spec = settings.choice.spec
-        spreads = spec.groups or usual(settings.shards_on, **self._how) != ON_HEAD
+        spreads = settings.choice.has_replicas or usual(settings.shards_on, **self._how) != ON_HEAD
         return host_messages.Introduce(
             script, sha256, settings.host_timeout, folder, machine(), settings.devices, spreads
         )
@@ -453,7 +452,7 @@ class HostRegistry:
         near = []
         for name in (other.name for other in self.others if other.name in hosts and other.name in self._prepared):
             address = self._came[name].address
-            all_exchange = self.settings.choice.spec.groups
+            all_exchange = self.settings.choice.has_replicas
             if address is None or (name != host and not all_exchange and not {name, host} & self._exchanging):
                 continue
             near.append(host_messages.Neighbour(name, self._incarnations[name], address))

@@ -344,19 +344,25 @@ class RunVersions(Means, StoredVersions):
     def switches(self, version: int) -> SwitchVersion:
         """A switch is ordered that makes this version. It is recorded, so a worker can begin with it at any time."""
         made = self._switching = self._as_it_is()
+        if self._held is not None:
+            self._record_made(self._held)
         if self._data.owned:
             workers = self._policy.averages([one for one in self._survivors() if one not in self._broken])
         else:
             workers = [one for one in self._workers if one not in self._lost] or list(self._workers)
         return SwitchVersion(version, workers, self.file(version), self._buffers, made.known)
 
+    def made(self, version: int, at: float) -> None:
+        """See `StoredVersions`. What is made before a switch is not the last."""
+        super().made(version, at)
+        if self._switching is not None and self._held is not None:
+            self._record_made(self._held)
+
     def switched(self, beginning: SwitchMade) -> None:
         """That version is made, and about to be written."""
         made, self._switching = self._switching, None
         assert made is not None
         self._due.reached(made.samples)
-        if self._held is not None:
-            self._record_made(self._held)
         self.newest = Made(beginning.version, self._clock.at(), made.samples)
         self._writing[beginning.version] = self.newest
         if beginning.distance is not None:

@@ -59,8 +59,11 @@ def why_idle(host: str, said: str | None, choice: Choice, *, restart: bool, late
     said = usual(said, restart=restart, later=later)
     if not choice.has_replicas and (said == ALL or (said != HEAD and host in said.split(","))):
         return ""
-    if choice.spec.groups:
-        return f"host {host} has no workers, and {choice.spec.name} has no store: give it workers, or leave it out"
+    if choice.has_replicas:
+        return (
+            f"host {host} has no workers, and {choice.spec.name} has replicas, which workers own: give it workers, or "
+            "leave it out"
+        )
     return (
         f"host {host} has no workers, and would have no part of the store: it would have nothing to do; give it "
         "workers, or have --shards-on name it at the head"

@@ -697,7 +697,7 @@ class Cluster:
 
     @property
     def owns_replicas(self) -> bool:
-        """Whether each worker owns a replica."""
+        """Whether each worker owns a replica now."""
         return self.here.owns_replicas
 
     def has_finished(self, worker: int) -> bool:

@@ -17,7 +17,7 @@ STORE, SUMS, MEANS = "the parameter store", "the process that adds up", "the pro
 
 
 def called(choice: Choice) -> str:
-    """Return what the head's process is called under that protocol. Where each worker owns a replica, no store is."""
+    """Return what the head's process is called under that protocol. Where workers only own replicas, no store is."""
     return STORE if choice.has_store else MEANS
 
 

@@ -672,15 +672,7 @@ class Host:
         for worker in self._workers.numbers:
             seat = self.seats[worker]
             if seat.begun and seat.running:
-                told.place = None if seat.trained else self._shown_anew(worker)
                 self._workers.send(worker, told, () if state is None else (state,))
-
-    def _shown_anew(self, worker: int) -> int:
-        """Keep something for this worker to show until it takes part, as another part decides. Return its place."""
-        if self.replicas is not None and self.owns_replicas:
-            return self.replicas.shows(worker, None)
-        self.shelf.claim(step_of(worker), Version(self.versions.newest))
-        return self.shelf.place(Version(self.versions.newest))
 
     def _send_begin(self, worker: int, begin: messages.worker.Begin, files: tuple[int, ...]) -> None:
         self.seats[worker].begun = True

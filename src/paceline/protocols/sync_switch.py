@@ -445,8 +445,8 @@ class Machine:
         seat.version = -1
         if isinstance(self.roster, Replicas):
             self.roster.waiting[worker] = None
-        else:
-            self.roster.seats[worker].last = -1
+        if isinstance(seat, WorkerProgress):
+            seat.last = -1
         self._tell(WorkerJoined(worker=worker, host=self.hosts[worker], step=seat.step + 1, at=turn.at), turn)
 
     def _forget(self, worker: int) -> None:
@@ -668,7 +668,7 @@ class Machine:
         why: Why,
         makes: bool = True,
     ) -> SwitchProtocol:
-        """Return the order, and note the version that it makes, if `makes` says that it may: see there."""
+        """Return the order, and note the version that it makes, which it may if `makes`: where a part has replicas."""
         part, version = self._part(which), None
         if makes and "replicas" in (part.state, self._part(before).state):
             self.version = version = self.version + 1
@@ -681,9 +681,9 @@ class Machine:
         before, self.gathered = self.roster, {}
         if isinstance(before, Replicas):
             self.groups = before.made
-        else:
-            self.late = {worker: seat.pulling for worker, seat in before.seats.items() if seat.pulling is not None}
         if self._part(which).state == "replicas":
+            if isinstance(before, Roster):
+                self.late = {worker: seat.pulling for worker, seat in before.seats.items() if seat.pulling is not None}
             self.roster = Replicas(hosts=dict(self.hosts), made=self.groups, began=True, used=before.used)
             for worker, seat in before.seats.items():
                 phase: Literal["parked", "declined"] = "declined" if seat.phase == "declined" else "parked"

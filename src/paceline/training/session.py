@@ -328,7 +328,6 @@ class Session:
             set_groups(self.context.optimizer, to.kept.groups)
         self.changes.moved_state()
         if self.joins:
-            self._place = self._place if to.order.place is None else to.order.place
             self.holder.show(self._place)
             return
         self._place = -1

@@ -114,7 +114,8 @@ class JoinHandover:
 
     def join(self, worker: int, others: Sequence[int]) -> None:
         """See `Cluster`."""
-        if self._cluster.owns_replicas:  # its replica comes by an order, and the rest with it, or a switch comes first
+        if self._cluster.owns_replicas or self._cluster.switches.part is not None:
+            # its replica comes by an order, and the rest with it, or a switch comes first
             self._without[worker] = others
         else:
             self._hand_to(worker, others)
@@ -127,10 +128,11 @@ class JoinHandover:
         self._take_up(worker)
 
     def switched(self) -> None:
-        """Another part of the protocol decides, and begins with all that take part."""
-        without, self._without = self._without, {}
-        for worker, others in without.items():
-            self._hand_to(worker, others)
+        """Another part of the protocol decides. Whoever takes part by now gets what scripts keep."""
+        for worker, others in list(self._without.items()):
+            if not self._cluster.owns_replicas or self._table.owned_by(worker):
+                del self._without[worker]
+                self._hand_to(worker, others)
 
     def carry_out(self, order: CopyReplica) -> None:
         """Give the worker the source's replica as it is when the steps are made that were ordered until now."""

@@ -58,7 +58,7 @@ class Switches:
     @property
     def busy_with(self) -> str | None:
         """What is under way, for a person to read."""
-        return None if self.part is None else "moving the optimizer's state for the next part of the protocol"
+        return None if self.part is None else "switching to the next part of the protocol"
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Call once no switch is under way, before the orders go on that have waited for one."""
@@ -83,7 +83,8 @@ class Switches:
             self._lacks.add("states")
             there = [one for one in self._gives(list(members)) if cluster.seats[one].here]
             one_state = before.state == "replicas" and before.pushes == "gradient"
-            self._instead = [one for one in there if makes is not None and one in makes.workers] if one_state else []
+            if one_state:  # of a worker that has stepped, and has not just joined
+                self._instead = [one for one in there if makes is not None and one in makes.workers] or there[:1]
             self._ask(self._instead[:1] if one_state else there)
         if before.state == "replicas":
             assert makes is not None
@@ -132,6 +133,7 @@ class Switches:
             self._report(Impossible(error))
         else:
             self._lacks.discard("state")
+            assert not self._lacks  # the store's process answers in order
             self._take_effect(descriptors[0])
 
     def _cut_through(self, workers: Sequence[int]) -> None:

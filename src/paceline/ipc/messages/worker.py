@@ -561,8 +561,6 @@ class SwitchPart(Message):
     at_once: bool
     tells: bool
     fragments: Fragments
-    place: int | None = None
-    """Where that is which a worker shows that is still to join."""
 
 
 class HandOver(Message):

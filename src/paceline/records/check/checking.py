@@ -54,11 +54,6 @@ class Checking:
         return "replay_of" in self.run.config
 
     @property
-    def has_store(self) -> bool:
-        """Whether a store makes all versions. Else workers own replicas, at least for a time."""
-        return not self.run.choice.has_replicas
-
-    @property
     def until(self) -> int | None:
         """The last version of `paceline replay --until`."""
         return self.run.config.get("until")

@@ -130,7 +130,7 @@ def _outcome(checking: Checking, end: dict[str, Any], deaths: dict[str, str]) ->
     if set(limits) == {"stop_at_target"} and (missed := _missed(checking)):
         raise broken(f"a recorded version with {missed}, at which it was to stop", "none")
     made = len(checking.rules.applied)
-    if set(limits) == {"max_steps"} and made < limits["max_steps"] and checking.has_store:
+    if set(limits) == {"max_steps"} and made < limits["max_steps"] and not checking.run.choice.has_replicas:
         raise broken(f"{limits['max_steps']} steps or more, which is the limit", made)
 
 

@@ -54,10 +54,10 @@ def _final(checking: Checking) -> str | None:
         return None
     rows: dict[int, str] = dict(checking.run.ledger.execute("SELECT version, sha256 FROM versions"))
     summary = checking.run.summary or {}
-    cut_off = not checking.has_store and not checking.completed
+    cut_off = checking.run.choice.has_replicas and not checking.completed
     if cut_off and summary.get("final_parameters_sha256") is None:
         return None  # the last mean may not have been written completely
-    query = "SELECT max(version) FROM checksums" if checking.has_store else "SELECT NULL"
+    query = "SELECT max(version) FROM checksums" if not checking.run.choice.has_replicas else "SELECT NULL"
     (made,) = checking.run.ledger.execute(query).fetchone()
     return rows.get(max(rows, default=-1) if made is None else made)
 

@@ -173,7 +173,7 @@ class _Pass:
         found.spent = dict(sorted(found.spent.items()))
         found.typical = self._steps.typical()
         found.hosts, found.head = model.hosts, model.head
-        groups = found.run.choice.spec.groups
+        groups = found.run.choice.has_replicas
         found.links = links(found.run.ledger, model.hosts, self._averaged if groups else None)
 
     def _follow(self, at: float) -> None:

@@ -89,7 +89,7 @@ def _verdict(found: Findings) -> list[str]:
     if unordered < WORTH_SAYING * total:
         return lines + _what_helps(found, phases, total)
     another, share = "Another " if found.waited.culprits else "", _percent(unordered, total)
-    what = "averages" if found.run.choice.spec.groups else "the store"
+    what = "averages" if found.run.choice.has_replicas else "the store"
     lines.append(f"{another}{share} of the time went to waiting for {what}, messages or a core.")
     crowded = _crowded(found, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(found, phases, total)
@@ -216,7 +216,7 @@ def _table(found: Findings) -> list[str]:
     if rest := len(found.spent) - len(worst):
         lines.append(f"and {count(rest, 'more worker')}, for which others waited no longer")
     without = {one for link in found.links for one in (link.source, link.host)} - {found.head, *found.hosts.values()}
-    did = "took no part" if found.run.choice.spec.groups else "made a part of every version"
+    did = "took no part" if found.run.choice.has_replicas else "made a part of every version"
     return [*lines, *(f"host {host} had no workers, and {did}" for host in sorted(without))]
 
 
@@ -287,11 +287,11 @@ def _carried(found: Findings) -> Iterator[str]:
     codec = found.run.config.get("compress")
     if codec:
         yield f"What workers pushed was encoded by {codec}."
-    if not (codec or found.run.choice.spec.groups):
+    if not (codec or found.run.choice.has_replicas):
         return
     busiest = sorted(found.links, key=lambda link: -link.busy.seconds)
     for link in busiest[:SHOWN]:
-        yield f"The link {link} carried {_what_moved(link.kinds, replicas=found.run.choice.spec.groups)}."
+        yield f"The link {link} carried {_what_moved(link.kinds, replicas=found.run.choice.has_replicas)}."
     if rest := busiest[SHOWN:]:
         yield f"{count(len(rest), 'more link')} carried things for a shorter time."
 

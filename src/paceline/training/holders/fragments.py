@@ -43,6 +43,8 @@ class FragmentStep(OwnStep):
             for one in layout.moving
         ]
         """By parameter: its fragment."""
+        self._pushed: int | None = None
+        """The version that the last update's difference was taken from."""
         self._newest = [torch.empty_like(value) for value in self._values]
         """The parameters of that version."""
         self._left: tuple[int, list[Tensor]] | None = None
@@ -91,9 +93,15 @@ class FragmentStep(OwnStep):
 
     @torch.no_grad()
     def _begun(self) -> list[Tensor]:
-        """See `OwnStep`. The update is of the fragment that the next version changes."""
+        """See `OwnStep`. The update is of the fragment that the next version changes.
+
+        An update that ends before that version has come, as the script has no data left for all steps of an overlap,
+        has nothing: what the one before has had would be in it once more.
+        """
         assert self._version is not None
-        self._sends = [fragment == self._version % self._fragments.total for fragment in self._fragment]
+        again, self._pushed = self._pushed == self._version, self._version
+        changed = self._version % self._fragments.total
+        self._sends = [fragment == changed and not again for fragment in self._fragment]
         updates = self._push.room()
         for number in compress(range(len(updates)), self._sends):
             updates[number].copy_(self._newest[number])
