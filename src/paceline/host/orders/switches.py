@@ -106,6 +106,7 @@ class Switches:
         """The worker takes no part any more: what it was to do is not for a process that comes in its place."""
         its_own = Release | StartPull | StartPush
         self.held = [one for one in self.held if not (isinstance(one, its_own) and one.worker == worker)]
+        self._members = [one for one in self._members if one != worker]
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended."""
