@@ -154,7 +154,8 @@ def test_a_store_goes_on_from_the_mean_of_the_replicas_that_have_made_all_of_the
     (made,) = [one for one in of_store(two) if isinstance(one, messages.store.MakeBeginning)]
     assert (made.of_store, made.workers) == (False, [0] if dies else [0, 1])
     two.said_by_store(messages.store.BeginningMade(3, 0.5))
-    assert SwitchMade(3, [0] if dies else [0, 1], [0, 1], 0.5) in two.reports.events
+    left = [0] if dies else [0, 1]
+    assert SwitchMade(3, left, left, 0.5) in two.reports.events
     assert two.host.newest == 3
     assert not two.host.replicas.workers
 
