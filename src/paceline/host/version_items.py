@@ -84,6 +84,8 @@ class Versions(Placed[Version | Beginning]):
         """Versions of which all ranges are here, if hosts make some."""
         self._fragments, self._since = Fragments(), 0
         """How versions change, and the last one before they did."""
+        self._cut: list[list[tuple[int, int]]] | None = None
+        """The ranges of bytes of each fragment, once they are asked for."""
         self._lent: set[str] = set()
         """Other hosts that fetch what training begins with."""
 
@@ -91,7 +93,9 @@ class Versions(Placed[Version | Beginning]):
 
     def change_by(self, fragments: Fragments) -> None:
         """Versions from now on change by these fragments."""
-        self._fragments, self._since = fragments, self.newest
+        self._fragments, self._since, self._cut = fragments, self.newest, None
+        if fragments.total == 1:
+            self._shelf.release(NEWEST_WHOLE)
 
     def made_anew(self, version: int) -> None:
         """That version is made, and all of it differs from the one before."""
@@ -109,7 +113,9 @@ class Versions(Placed[Version | Beginning]):
             return [(0, offer.cuts[-1])], []
         changed = self._fragments.between(since, version)
         differ, same = list[tuple[int, int]](), list[tuple[int, int]]()
-        for number, ranges in enumerate(fragments(offer.starts, offer.cuts[-1], total)):
+        if self._cut is None:  # it takes milliseconds with a thousand parameters
+            self._cut = fragments(offer.starts, offer.cuts[-1], total)
+        for number, ranges in enumerate(self._cut):
             (differ if number in changed else same).extend(ranges)
         return differ, same
 
