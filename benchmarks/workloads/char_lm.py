@@ -99,7 +99,8 @@ def main() -> None:
         dist.init_process_group(
             "gloo", init_method=f"tcp://{args.head}:29500", rank=args.worker, world_size=args.processes
         )
-        model = DistributedDataParallel(model)
+        # with several buckets gloo mixes up the hook's collectives, which begin in callbacks
+        model = DistributedDataParallel(model, bucket_cap_mb=None if args.rank is None else 1000)
         if args.rank is not None:
             state = PowerSGDState(None, matrix_approximation_rank=args.rank, start_powerSGD_iter=2)
             model.register_comm_hook(state, powerSGD_hook)

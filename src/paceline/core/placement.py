@@ -60,10 +60,8 @@ def why_idle(host: str, said: str | None, choice: Choice, *, restart: bool, late
     if not choice.has_replicas and (said == ALL or (said != HEAD and host in said.split(","))):
         return ""
     if choice.has_replicas:
-        return (
-            f"host {host} has no workers, and {choice.spec.name} has replicas, which workers own: give it workers, or "
-            "leave it out"
-        )
+        what = "has replicas in a part" if choice.has_store else "has no store"
+        return f"host {host} has no workers, and {choice.spec.name} {what}: give it workers, or leave it out"
     return (
         f"host {host} has no workers, and would have no part of the store: it would have nothing to do; give it "
         "workers, or have --shards-on name it at the head"
