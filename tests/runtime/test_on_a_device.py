@@ -31,7 +31,9 @@ SCRIPT = that_draws()
 DIES = "if paceline.worker() == 1 and step == 4: os.kill(os.getpid(), signal.SIGKILL)"
 THREE = ("-n", "3", "--threads", "1")
 
-LONG = ("ad-psgd", "asp", "bsp", "dssp", "hsp", "ripples", "ssp", "sync-switch")
+SWITCHES = ("sync-switch:switch_at=0.5,first=bsp,then=ad-psgd", "sync-switch:switch_at=0.5,first=all-reduce,then=asp")
+PROTOCOLS = sorted([*registry(), *SWITCHES])
+LONG = ("ad-psgd", "asp", "bsp", "dssp", "hsp", "ripples", "ssp", "sync-switch", SWITCHES[1])
 """Protocols that hold and push what another one does in the shorter tests."""
 Runs = dict[str, Future[Run]]
 
@@ -47,12 +49,12 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             script = script.replace("epochs=2,", "epochs=2, clip_grad_norm=0.5,")
         return lambda: run(script, *THREE, "-p", protocol, tmp_path=folder).completed()
 
-    calls = {protocol: call(protocol) for protocol in registry() if protocol not in LONG or longer(request)}
+    calls = {protocol: call(protocol) for protocol in PROTOCOLS if protocol not in LONG or longer(request)}
     with side_by_side(calls) as futures:
         yield futures
 
 
-@pytest.mark.parametrize("protocol", each(sorted(registry()), long=LONG))
+@pytest.mark.parametrize("protocol", each(PROTOCOLS, long=LONG))
 def test_a_run_in_memory_is_made_again_on_a_device_to_the_same_bits(protocol: str, runs: Runs) -> None:
     assert broken_replay(runs[protocol].result(), first=ON_DEVICE.format(seed=7)) == []
 
