@@ -8,7 +8,7 @@ from paceline.core.machine import Outer
 from paceline.core.orders import Release, StepReplica
 from paceline.host import messages as host_messages
 from paceline.host.contract import SwitchVersion
-from paceline.host.events import Attached, StatesGiven, SwitchMade
+from paceline.host.events import Attached, Impossible, StatesGiven, SwitchMade
 from paceline.ipc import messages
 from support.companies import Company, company
 from support.one_host import OneHost
@@ -211,3 +211,9 @@ def test_a_worker_that_joins_during_a_switch_is_given_what_the_next_part_has_for
     if replicas:
         two.said_by_store(messages.store.StateReady(None, None), "the state")
     assert ("TakeUp" in told(two, 0)) is not replicas
+
+
+def test_where_no_replica_is_left_to_go_on_from_one_line_says_so() -> None:
+    two = company(2, "sync-switch:first=ad-psgd,then=asp")
+    two.host.switch(1, [0, 1], SwitchVersion(1, [], "1.safetensors", "mean", messages.store.UNTOLD))
+    assert Impossible("every worker whose replica the next part could begin with has died") in two.reports.events

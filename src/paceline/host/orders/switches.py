@@ -143,6 +143,9 @@ class Switches:
         If one will never be made, its worker's is not among them.
         """
         cluster = self._cluster
+        if not workers:
+            self._report(Impossible("every worker whose replica the next part could begin with has died"))
+            return
         self._cut = {worker: cluster.replicas.replica(worker) for worker in workers}
         cluster.transfers.keep(CUT, *self._cut.values())
 
@@ -155,10 +158,8 @@ class Switches:
             if len(left) == len(workers):
                 cluster.transfers.keep(CUT, *self._cut.values())
                 made()
-            elif left:
-                self._cut_through(left)
             else:
-                self._report(Impossible("every worker whose replica the next part could begin with has died"))
+                self._cut_through(left)
 
         cluster.replicas.after(cluster.replicas.workers, made, without)
 
