@@ -245,6 +245,9 @@ def test_simulations_refuse_the_same_pairs_of_protocols_as_runs_in_the_same_word
         assert main(["compare", "-n", "4", "-p", text, str(script)]) == 2
         assert capsys.readouterr().err == run
     assert refused == [then for then in registry() if "sync-switch" in (first, then)]
+    assert main(["protocols", "sync-switch", "--json"]) == 0
+    told = {one["name"]: one.get("allowed", ()) for one in json.loads(capsys.readouterr().out)["parameters"]}
+    assert (first in told["first"]) is (first in told["then"]) is ("bsp" not in refused)
 
 
 def test_what_a_part_may_be_is_told(simulate: Any) -> None:

@@ -95,10 +95,7 @@ def _plain(spec: Spec, parameter: Parameter) -> dict[str, Any]:
     if parameter.kind is bool:
         allowed = (True, False)
     elif parameter.name in spec.parts:
-        kind, allowed = (
-            "protocol",
-            tuple(name for name, other in registry().items() if not other.parts and other.state == spec.state),
-        )
+        kind, allowed = "protocol", tuple(name for name, other in registry().items() if not other.parts)
     elif parameter.kind is str:
         kind = "choice"
     limits = {"least": parameter.least, "above": parameter.above, "most": parameter.most}
