@@ -31,6 +31,10 @@ class Made:
     version: int
     at: float
     samples: int
+    replicas: int = 0
+    """If it is a mean: of how many replicas."""
+    distance: float | None = None
+    """Their distance from it, as far as that is known before it is on disk."""
 
 
 class RecordedVersions:
@@ -54,9 +58,7 @@ class RecordedVersions:
         self._writing: dict[int, Made] = {}
         """By version that is written and not noted: when it was made, in that order."""
         self._on_disk: dict[int, tuple[str, float | None]] = {}
-        """Of these, by version whose file is there: its SHA-256, and the distance of replicas if it is their mean."""
-        self._of: dict[int, int] = {}
-        """By such a version: of how many replicas it is the mean."""
+        """Of these, by version whose file is there: its SHA-256, and the replicas' distance if that is told with it."""
         self._counted = False
         """Whether samples are counted."""
         self._buffers = "mean"
@@ -107,8 +109,9 @@ class RecordedVersions:
         while (version := next(iter(self._writing), None)) in self._on_disk:
             assert version is not None
             made, (sha256, distance) = self._writing.pop(version), self._on_disk.pop(version)
+            distance = made.distance if distance is None else distance
             if distance is not None:
-                self._journal.consensus(version, made.at, self._of.pop(version), distance)
+                self._journal.consensus(version, made.at, made.replicas, distance)
             self.hashes[version] = sha256
             samples = made.samples if self._counted else None
             file = str(self._file(version).relative_to(self._folder))
@@ -269,7 +272,7 @@ class Means(RecordedVersions):
         """
         self._recording, self._again, self._mean_of = False, True, None
         self._broken.update(dict.fromkeys(workers))
-        del self._writing[version], self._of[version]
+        del self._writing[version]
         self._note()
         if self.newest.version == version:
             self.newest = self._before
@@ -282,15 +285,16 @@ class Means(RecordedVersions):
             self._trained = sorted([*self._trained, worker])
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
-        """That mean is on disk."""
-        self._recording = False
+        """That mean is on disk, or a version that a store or a switch has made."""
+        if distance is not None:
+            self._recording = False
         super().written(version, sha256, distance)
 
     def _record_mean(self, workers: list[int]) -> None:
         """The mean of these workers' replicas as they are at this moment is the next version: write it."""
         self._before, version = self.newest, self.newest.version + 1
-        self.newest = Made(version, self._clock.at(), self._data.samples)
-        self._recording, self._of[version], self._mean_of = True, len(workers), self._replicas_now()
+        self.newest = Made(version, self._clock.at(), self._data.samples, len(workers))
+        self._recording, self._mean_of = True, self._replicas_now()
         self._write(workers, self.edits.known())
 
     def _replicas_now(self) -> tuple[int, int, list[int], tuple[int, int] | None]:
@@ -312,21 +316,8 @@ class Means(RecordedVersions):
 class RunVersions(Means, StoredVersions):
     """The versions of a run: of its store, or means while each worker owns a replica. A switch makes one of either."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        cluster: Cluster,
-        data: TrainingData,
-        edits: Edits,
-        journal: Journal,
-        clock: RunClock,
-        policy: RunPolicy,
-    ) -> None:
-        super().__init__(settings, cluster, data, edits, journal, clock, policy)
-        self._switching: _Ordered | None = None
-        """What the version has that a switch is to make."""
-        self._distances: dict[int, float] = {}
-        """By version that a switch has made of replicas, until it is written: their distance from it."""
+    _switching: _Ordered | None = None
+    """What the version has that a switch is to make."""
 
     @property
     def _by(self) -> type[Means | StoredVersions]:
@@ -363,18 +354,9 @@ class RunVersions(Means, StoredVersions):
         made, self._switching = self._switching, None
         assert made is not None
         self._due.reached(made.samples)
-        self.newest = Made(beginning.version, self._clock.at(), made.samples)
+        replicas, distance = len(beginning.workers), beginning.distance
+        self.newest = Made(beginning.version, self._clock.at(), made.samples, replicas, distance)
         self._writing[beginning.version] = self.newest
-        if beginning.distance is not None:
-            self._of[beginning.version] = len(beginning.workers)
-            self._distances[beginning.version] = beginning.distance
         self._trained, self._again, self._samples = beginning.members, False, None
         self._broken.clear()
         self._mean_of = self._replicas_now() if self._data.owned else None
-
-    def written(self, version: int, sha256: str, distance: float | None) -> None:
-        """See `RecordedVersions`."""
-        if distance is None:  # a store or a switch has made it
-            RecordedVersions.written(self, version, sha256, self._distances.pop(version, None))
-        else:
-            Means.written(self, version, sha256, distance)

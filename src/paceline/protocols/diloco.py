@@ -55,7 +55,6 @@ class Config:
             raise ConfigError(
                 f"diloco: every is {self.every} steps; it must be a multiple of fragments, which is {self.fragments}"
             )
-
         if self.overlap >= self.round:
             raise ConfigError(
                 f"diloco: overlap is {self.overlap} steps; it must be below every/fragments, which is {self.round}"
