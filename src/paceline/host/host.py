@@ -211,6 +211,11 @@ class Host:
         """Whether each worker owns a replica now."""
         return self.part.spec.state == "replicas"
 
+    @property
+    def owned_replicas(self) -> HostReplicas | None:
+        """The replicas that workers here own, while they do."""
+        return self.replicas if self.owns_replicas else None
+
     def makes(self, shard: Shard) -> None:
         """This host makes that range of each version."""
         self.ranges = self.summands.server = ShardServer(
@@ -417,8 +422,8 @@ class Host:
         def there(shown: int) -> None:
             self._send_begin(worker, self._plan.admit(self.part, shown, epoch, at, tells=self.tells), ())
 
-        if self.replicas is not None and self.owns_replicas:
-            there(self.replicas.shows(worker, None if order.item is None else item_of(order.item)))
+        if (replicas := self.owned_replicas) is not None:
+            there(replicas.shows(worker, None if order.item is None else item_of(order.item)))
             return
         self.shelf.claim(step_of(worker), newest)
         self._bring(worker, newest, lambda: there(self.shelf.place(newest)))
@@ -617,8 +622,8 @@ class Host:
             begin.version = self.versions.newest
             if goes_on is not None:
                 area = self._plan.area(self._plan.of(worker)[0])
-                if self.replicas is not None and self.owns_replicas:
-                    begin.place = area = self.replicas.area(worker)
+                if (replicas := self.owned_replicas) is not None:
+                    begin.place = area = replicas.area(worker)
                 begin.resumed = messages.worker.ResumePoint(epoch=goes_on.epoch, buffers=area, kept=kept is not None)
             self._send_begin(worker, begin, () if kept is None else (kept,))
 
@@ -684,12 +689,13 @@ class Host:
 
     def send(self, worker: int, message: messages.Message, files: tuple[int, ...] = ()) -> None:
         """Tell the worker. If it takes part with a replica of its own, it does once that is here."""
-        if not (self.replicas and self.owns_replicas and isinstance(message, messages.worker.TakeUp)):
+        replicas = self.owned_replicas
+        if replicas is None or not isinstance(message, messages.worker.TakeUp):
             self._workers.send(worker, message, files)
             return
-        message.area = self.replicas.area(worker)
+        message.area = replicas.area(worker)
         # what comes along is packed by a worker whose replica is here by then, or is put into its place by this one
-        self.replicas.when_there(worker, partial(self._workers.send, worker, message, files))
+        replicas.when_there(worker, partial(self._workers.send, worker, message, files))
 
     def attach(self, worker: int, span: Span) -> Attached:
         """Have these bytes come along with what that worker says."""

@@ -153,8 +153,8 @@ class TrainingStart:
             items.append(Version(version))
 
         def there() -> None:
-            if host.replicas is not None and host.owns_replicas:
-                host.replicas.end()
+            if (replicas := host.owned_replicas) is not None:
+                replicas.end()
                 for worker in host.seats:
                     host.pushes.forget(worker)
             host.part, for_store = part, part.spec.optimizer == "store"
@@ -191,15 +191,16 @@ class TrainingStart:
         state = order.state if host.ranges is not None else None
         items = host.attachments.comes_to(FIXED, self._head, host.memory.fixed)
         begins_here = bool(workers) or self._stand_in is not None
-        if host.owns_replicas and any(goes_on is not None for goes_on in workers.values()):
+        replicas = host.owned_replicas
+        if replicas is not None and any(goes_on is not None for goes_on in workers.values()):
             begins_here = False  # each has a replica of its own
         if begins_here:  # else one comes while others train, and fetches the newest
             host.shelf.claim(BEGINNING, Version(version))
             items.append(Version(version))
         files = [] if state is None else [state]
         for worker, goes_on in workers.items():
-            if goes_on is not None and host.replicas is not None and host.owns_replicas:
-                items.append(host.replicas.comes_from(self._head, worker))
+            if goes_on is not None and replicas is not None:
+                items.append(replicas.comes_from(self._head, worker))
             if goes_on is not None and goes_on.buffers is not None:
                 buffers = Blob(goes_on.buffers.name)
                 items += host.attachments.comes_to(buffers, self._head, host.memory.buffers(worker))
@@ -212,8 +213,8 @@ class TrainingStart:
                 host.versions.is_whole(Version(version))
                 with self.came(state) as file:
                     host.ranges.begins(version, file)
-            if host.replicas is not None and host.owns_replicas and begins_here:
-                host.replicas.begin(dict.fromkeys(workers, 0), Version(version))
+            if replicas is not None and begins_here:
+                replicas.begin(dict.fromkeys(workers, 0), Version(version))
                 host.shelf.release(BEGINNING)
             for worker, goes_on in workers.items():
                 host.train(worker, goes_on)
