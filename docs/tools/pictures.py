@@ -33,6 +33,8 @@ PROTOCOLS = {
     "asp": "asp",
     "ssp": "ssp:bound=1",
     "dssp": "dssp:lower=1,upper=4",
+    "ringmaster": "ringmaster:max_delay=4",
+    "quorum": "quorum:m=3",
     "sync-switch": "sync-switch:switch_at=0.2",
     "hsp": "hsp",
     "ps-plus": "ps-plus",

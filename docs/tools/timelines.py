@@ -37,6 +37,8 @@ PROTOCOLS = {
     "hsp": "hsp:idle=guarded,stale=next,broadcast=all",
     "local-sgd": "local-sgd:every=4",
     "ps-plus": "ps-plus",
+    "quorum": "quorum:m=3",
+    "ringmaster": "ringmaster:max_delay=4",
     "ripples": "ripples",
     "ssp": "ssp:bound=1",
     "sync-switch": "sync-switch:switch_at=0.3",

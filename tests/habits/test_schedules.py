@@ -151,7 +151,7 @@ def test_a_run_that_was_stopped_goes_on_where_all_workers_schedulers_were(
 
 OWN_RATES = "Each worker's own optimizer steps with its own rate"
 SAID = {
-    "bsp": "so worker 0's metric decides",
+    "bsp": "so that worker's metric decides",
     "asp": "Each update takes its own worker's rate",
     "all-reduce": OWN_RATES,
     "ad-psgd": OWN_RATES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 
@@ -27,6 +28,8 @@ VARIANTS = {
         "idle=always,order=rank,stale=discard,broadcast=all",
     ),
     "ps-plus": ("gate=0", "pull=after-push", "pull=after-push,gate=0", "pull=after-push,modulation=progress,gate=1"),
+    "quorum": ("m=1", "m=3"),
+    "ringmaster": ("max_delay=1", "max_delay=2"),
     "ripples": ("schedule=static", "schedule=random", "group_size=2,section_length=2", "threshold=none"),
     "local-sgd": ("every=1", "every=2"),
     "ssp": ("bound=0", "bound=1"),
@@ -49,7 +52,8 @@ CHOICES = [
 ]
 
 
-SAME = ["ssp", "dssp", "local-sgd", "diloco", "ad-psgd:topology=bipartite-complete", "ps-plus:pull=after-push"]
+SAME = ["ssp", "dssp", "ringmaster", "local-sgd", "diloco"]
+SAME += ["ad-psgd:topology=bipartite-complete", "ps-plus:pull=after-push"]
 SAME = [str(choose(text, registry())) for text in SAME]
 VAST = [str(choose("ps-plus", registry()))]
 """Three workers with a push and a pull on their way at once have too many states: `test_ps_plus` walks two."""
@@ -163,6 +167,15 @@ def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
         last = [*range(every - choice.fragments.overlap - 1, 5, every)]
         last += [4] if 4 not in last else []
         assert changes == [ApplyUpdate(version=n, contributions=((0, step, 1.0),)) for n, step in enumerate(last, 1)]
+
+
+def test_a_code_of_a_reason_has_the_same_arguments_in_all_protocols_that_can_be_parts_of_one() -> None:
+    """A protocol that is made of others looks its parts' reasons up in one table, by the state of each."""
+    arguments: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    for spec in registry().values():
+        for code, sentence in () if spec.parts else spec.reasons.items():
+            arguments.setdefault((spec.state, code), set()).add(tuple(re.findall(r"{.*?}", sentence)))
+    assert {code for code, several in arguments.items() if len(several) > 1} == set()
 
 
 @pytest.mark.parametrize("name", registry())

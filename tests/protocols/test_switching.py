@@ -16,15 +16,18 @@ from paceline.protocols import registry, sync_switch
 from support.walk import World, walk, wander
 
 SIMPLE = [spec.name for spec in registry().values() if not spec.parts]
-VARIANTS = [
-    *SIMPLE,
+SPECIAL = [
     "local-sgd:every=3",
     "ssp:bound=0",
     "hsp:idle=always,stale=accumulate",
     "hsp:idle=always,order=rank,stale=discard",
+    "quorum:m=1",
+    "ringmaster:max_delay=1",
 ]
-IN_ROUNDS = [name for name in VARIANTS if registry()[name.partition(":")[0]].rounds]
-PAIRS = list(product(VARIANTS, VARIANTS))
+IN_ROUNDS = [name for name in (*SIMPLE, *SPECIAL) if registry()[name.partition(":")[0]].rounds]
+AMONG = ("bsp", "asp", "all-reduce")
+"""What those with special parameters are switched from and to."""
+PAIRS = [*product(SIMPLE, SIMPLE), *product(SPECIAL, AMONG), *product(AMONG, SPECIAL)]
 POINTS = ("0.0", "0.2", "0.5", "0.9", "1.0")
 FICKLE = "stragglers=greedy,window=2,consecutive=1,min_gap=0.0"
 """With random times there is a straggler now and then: there and back, over and over."""

@@ -22,7 +22,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, 
 
 @dataclass
 class Twin:
-    """What all three do: begin, push at any time, drop what was half pushed."""
+    """What all of them do: begin, push at any time, drop what was half pushed."""
 
     facts: list[Fact] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
@@ -83,6 +83,13 @@ class Twin:
         step = self.step(worker)
         return any(isinstance(one, StepDeclined) and (one.worker, one.step) == (worker, step) for one in self.facts)
 
+    def computes_on(self, worker: int) -> int:
+        """The version that it was released on last."""
+        return [order.version for order in self.orders if isinstance(order, Release) and order.worker == worker][-1]
+
+    def drop(self, worker: int, step: int) -> None:
+        self.orders.append(DropUpdate(worker=worker, step=step, samples="return"))
+
     def apply(self, *parts: tuple[int, int, float]) -> None:
         self.orders.append(ApplyUpdate(version=self.version() + 1, contributions=parts))
 
@@ -124,6 +131,70 @@ class Bsp(Twin):
         self.apply(*((worker, step, samples / total if total else 1 / len(round_)) for worker, step, samples in round_))
         for worker in here:
             self.release(worker)
+
+
+@dataclass
+class Ringmaster(Twin):
+    max_delay: int = 1
+
+    def common(self, fact: Fact) -> list[Order]:
+        if isinstance(fact, GradientReady) and self.is_late(fact.worker):
+            return []
+        return super().common(fact)
+
+    def answer(self, fact: Fact) -> None:
+        if not isinstance(fact, GradientReady | UpdateArrived):
+            return
+        if self.is_late(fact.worker):
+            self.drop(fact.worker, fact.step)
+            self.release(fact.worker)
+        elif isinstance(fact, UpdateArrived):
+            self.apply((fact.worker, fact.step, 1.0))
+            self.release(fact.worker)
+
+    def is_late(self, worker: int) -> bool:
+        return self.version() - self.computes_on(worker) >= self.max_delay
+
+
+@dataclass
+class Quorum(Ringmaster):
+    """With a fixed m. As in `Ringmaster`, a gradient of an older version is too late."""
+
+    m: int = 2
+
+    def answer(self, fact: Fact) -> None:
+        if isinstance(fact, GradientReady | UpdateArrived) and self.is_late(fact.worker):
+            self.drop(fact.worker, fact.step)
+            self.release(fact.worker)
+            return
+        if not isinstance(fact, UpdateArrived | StepDeclined | WorkerLeft):
+            return
+        settled = [
+            (worker, step)
+            for order in self.orders
+            if isinstance(order, ApplyUpdate)
+            for worker, step, _ in order.contributions
+        ]
+        settled += [(order.worker, order.step) for order in self.orders if isinstance(order, DropUpdate)]
+        round_ = sorted(
+            (one.worker, one.step, one.samples)
+            for one in self.facts
+            if isinstance(one, GradientReady)
+            and self.came(one.worker, one.step)
+            and (one.worker, one.step) not in settled
+        )
+        brought = [(worker, step) for worker, step, _ in round_]
+        here = [worker for worker in self.live() if not self.declined(worker)]
+        others = [worker for worker in here if (worker, self.step(worker)) not in brought]
+        if not round_ or (others and len(round_) < self.m):
+            if isinstance(fact, UpdateArrived):
+                self.orders.append(Hold(worker=fact.worker))
+            return
+        total = None if any(samples is None for _, _, samples in round_) else sum(samples for _, _, samples in round_)
+        self.apply(*((worker, step, samples / total if total else 1 / len(round_)) for worker, step, samples in round_))
+        for worker in here:
+            if worker not in others:
+                self.release(worker)
 
 
 @dataclass

@@ -44,3 +44,12 @@ def test_a_stop_waits_for_a_version_where_a_worker_may_have_stepped_its_own_opti
     taken, stopped = snapshots(protocol, MagicMock(), Mock()), Mock()
     taken.stop(stopped)
     assert stopped.called == (not waits)
+
+
+@pytest.mark.parametrize(("protocol", "waits"), [("bsp", True), ("quorum", True), ("asp", False)])
+def test_a_stop_waits_for_the_end_of_an_open_round(protocol: str, waits: bool) -> None:
+    """Else fewer gradients than the protocol needs would make the last version, as workers leave the round."""
+    taken, stopped = snapshots(protocol, MagicMock(), Mock()), Mock()
+    taken.tell(GradientReady(worker=0, step=0, version=0, samples=1, at=0.0))
+    taken.stop(stopped)
+    assert stopped.called == (not waits)

@@ -134,7 +134,7 @@ class Snapshots:
             case GradientReady(worker=worker, step=step):
                 self._next_steps[worker] = step + 1
                 self._new.discard(worker)
-                self._in_a_round = self._cluster.spec.rounds
+                self._in_a_round = self._cluster.spec.averages
             case WorkerLeft(worker=worker, reason="died"):
                 self._new.add(worker)
             case TrainingBegan(members=members):

@@ -194,6 +194,13 @@ class Choice:
         """Whether workers go in rounds at first."""
         return self.part(self.begins).spec.rounds
 
+    def gradients(self, workers: int) -> int:
+        """Of how many gradients a version is the mean at first, with so many workers. Of differences it is of none."""
+        part = self.part(self.begins)
+        if part.spec.gradients is not None:
+            return part.spec.gradients(part.config, workers)
+        return workers if part.spec.rounds and part.spec.pushes == "gradient" else 1
+
     @property
     def unapplied(self) -> int:
         """The most unapplied updates of one worker, whichever part is active. See `Spec.unapplied`."""
@@ -232,6 +239,7 @@ class Choice:
             name=self.spec.name,
             parameters=tuple(self.parameters().items()),
             rounds=self.rounds,
+            averages=self.spec.averages,
             optimizer=self.spec.optimizer,
             machine=self.machine(),
             state=self.spec.state,
@@ -285,9 +293,9 @@ def check_fit(choice: Choice, hosts: Sequence[str]) -> None:
 
     Runs and simulations both ask this.
     """
-    why = choice.spec.misfit(choice.config, hosts) if choice.spec.misfit is not None else ""
-    if why:
-        raise ConfigError(why)
+    for one in (choice, *choice.parts):
+        if one.spec.misfit is not None and (why := one.spec.misfit(one.config, hosts)):
+            raise ConfigError(why)
 
 
 def _settings(text: str, spec: Spec, known: Mapping[str, Spec]) -> list[str]:

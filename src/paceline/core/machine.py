@@ -78,6 +78,8 @@ class Part:
     """Their values, by name."""
     rounds: bool
     """As in its `Spec`."""
+    averages: bool
+    """As in its `Spec`."""
     optimizer: Steps
     """As in its `Spec`."""
     machine: Machine
@@ -103,6 +105,9 @@ class Spec:
     rounds: bool
     """Whether workers go in rounds, each version the mean of one gradient from each worker. Batches are then dealt by
     (round, worker), whatever the timing."""
+    gradients: Callable[[Any, int], int] | None = None
+    """Of how many gradients a version is the mean, with so many workers. By default of one from each in rounds, else
+    of one. If a protocol says it, it waits for so many and not for all."""
     invariants: Mapping[str, Callable[[Any], bool]]
     """What is true of the machine after every fact: a sentence, and its test."""
     state: State = "store"
@@ -146,6 +151,11 @@ class Spec:
     `TrainingBegan`. All else begins anew. None: nothing is kept, as by all protocols that can be parts of others."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """The sentence of each code of a `why`. See `core.reasons`."""
+
+    @property
+    def averages(self) -> bool:
+        """Whether a version is the mean of several workers' gradients, or differences."""
+        return self.rounds or self.gradients is not None
 
     @property
     def updates_of_rounds(self) -> bool:

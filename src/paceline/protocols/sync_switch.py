@@ -17,9 +17,9 @@ workers that the run began with were in it, each with as many samples as those t
 rounds as all of them would need, however few workers make them. Lead and staleness are as in the active part.
 
 Deviations: nothing is stopped, saved and started again. From the fact that ends a phase on, no worker begins another
-step under its protocol. What was begun is finished and applied by that protocol. Then the next one begins with all
-workers. From BSP that is the same moment, as a round has just been applied. A phase that comes back begins with a fresh
-machine.
+step under its protocol. What was begun is finished, and applied or dropped, by that protocol. Then the next one begins
+with all workers. From BSP that is the same moment, as a round has just been applied. A phase that comes back begins
+with a fresh machine.
 
 Ours:
 - While a phase ends, a worker with nothing under way leaves its machine, so the phase's rounds shrink instead of
@@ -539,7 +539,7 @@ class Machine:
         """Order rates and momentum for what these workers make: together, or each by itself."""
         company = dict.fromkeys(workers)
         own = self.part.optimizer == "outer"
-        mean = self.part.rounds and not own and self.config.rescale == "linear"
+        mean = self.part.averages and not own and self.config.rescale == "linear"
         scale, stage = len(company) if mean else 1, self._stage()
         for worker in company:
             if worker not in self.hosts:
@@ -701,7 +701,8 @@ class Machine:
         self.members = {worker: None for worker, _, _ in began.members}
         if not self.watching:
             self.began, self.windows, self.streaks = {}, {}, {}
-        self._scale(self.members, turn)
+        if self.part.rounds or not self.part.averages:  # else only a version's own workers are known to be in it
+            self._scale(self.members, turn)
         self._tell(began, turn)
 
 
@@ -823,7 +824,7 @@ SPEC = Spec(
         "recovered": "no worker straggles any more, and the first part has work left",
         "resumed": "the run had switched before it was resumed",
         "deserted": "every worker that could still compute was left out",
-        "ending": "{0} ends, and {1} begins once every update under way is applied",
+        "ending": "{0} ends, and {1} begins once no update is under way",
         "left-out": "it straggled: the other workers go on without it until the next phase",
         "planned-rounds": "the first part's rounds count as {0:,} (planned: {1:,}), each as if all workers of the "
         "beginning had been in it",

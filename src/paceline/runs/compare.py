@@ -141,7 +141,11 @@ def scale(choice: Choice | None, rule: str, workers: int) -> float:
 
     It is 1 for a protocol that is composed of others: Sync-Switch has `rescale`.
     """
-    return float(workers) if rule == "linear" and (choice is None or choice.spec.rounds) else 1.0
+    if rule != "linear":
+        return 1.0
+    if choice is None:
+        return float(workers)
+    return 1.0 if choice.parts else float(choice.gradients(workers))
 
 
 def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:

@@ -177,7 +177,7 @@ class WorkerLink:
         self.epochs = settings.epochs
         self.rate_scale = settings.learning_rate_scale
         self.codec = codec_of(settings.compress)
-        self.in_means = settings.choice.rounds
+        self.in_means = settings.choice.gradients(settings.workers) > 1
         self.wants_work = bool(settings.choice.spec.parts)
         self.wants_metrics = bool(settings.targets) and worker == 0
         self._script = settings.script

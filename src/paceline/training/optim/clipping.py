@@ -153,7 +153,7 @@ class OwnClipping:
     def remark(self, in_means: bool) -> str:
         """Return the remark about a worker, to follow its name. `in_means`: see `Link`."""
         if in_means:
-            line = f"clips its own gradient before all workers' mean is taken. DDP clips the mean: {MEASURED}."
+            line = f"clips its own gradient before the workers' mean is taken. DDP clips the mean: {MEASURED}."
         else:
             line = (
                 "clips its own gradient, which is right while each update stands alone. Under a protocol that takes a "

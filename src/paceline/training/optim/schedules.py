@@ -369,7 +369,7 @@ def plateau_remark(keeps_state: bool, in_means: bool) -> str:
     if keeps_state:
         counts = "Each worker's own optimizer steps with its own rate, so where their metrics differ the rates part"
     elif in_means:
-        counts = "A version takes the rate of the lowest worker in it, so worker 0's metric decides"
+        counts = "A version takes the rate of the lowest worker in it, so that worker's metric decides"
     else:
         counts = "Each update takes its own worker's rate, so where their metrics differ the rates do"
     return (

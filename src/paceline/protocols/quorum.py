@@ -1,0 +1,171 @@
+"""A quorum: each version is the mean of the first `m` gradients that are computed on the one before.
+
+All workers compute on the newest version. Once m of them have brought their gradients, these make the next one. The
+others are this round's backup workers: what they compute on the version before is dropped, and its batch is leased
+again. Other workers may be late in the next round.
+
+Source: Chen, Pan, Monga, Bengio and Jozefowicz, Revisiting Distributed Synchronous SGD, 2016 (arXiv 1604.00981).
+
+Counter convention: round r makes version r + 1 of the gradients of m workers, whatever their steps' numbers.
+
+Deviations: membership may change. If fewer than m workers have data, the round waits for all of them. A late worker
+computes its step to its end, as nothing stops it. Weights by samples are ours, as under `bsp`. So is the default of m:
+all workers of the beginning but one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.choice import check_parameters, parameter
+from paceline.core.facts import (
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    StepDeclined,
+    TrainingBegan,
+    UpdateArrived,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerResumed,
+)
+from paceline.core.machine import Spec
+from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release
+from paceline.core.reasons import Why, awaited_of
+from paceline.core.roster import REASONS, Roster, mean_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """How many are enough."""
+
+    m: int | None = parameter(
+        None, "how many workers' gradients make a version; none: all but one", unit="workers", least=1
+    )
+
+    def __post_init__(self) -> None:
+        check_parameters("quorum", self)
+
+
+@dataclass(slots=True)
+class Machine:
+    """The open round: workers that may still bring a gradient, on whichever version, and gradients that came."""
+
+    config: Config
+    version: int = 0
+    enough: int = 1
+    """How many gradients close a round."""
+    roster: Roster = field(default_factory=Roster)
+    computing: dict[int, None] = field(default_factory=dict)
+    """Workers that compute, or push."""
+    arrived: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    """By (worker, step): what it weighs. A worker that left and came back in the same round may have two here."""
+
+    def handle(self, fact: Fact) -> tuple[Order, ...]:
+        """See the contract, `core.machine.Machine`."""
+        seat = self.roster.observe(fact)
+        match fact:
+            case TrainingBegan(members=members, version=version):
+                self.version = version
+                self.enough = enough(self.config, len(members))
+                return tuple(self._release(worker, ("began", version)) for worker, _, _ in members)
+            case WorkerJoined(worker=worker):
+                return (self._release(worker, ("joined", worker, self.version)),)
+            case WorkerResumed(worker=worker):
+                return (self._release(worker, ("goes-on", worker, self.version)),)
+            case GradientReady(worker=worker, step=step):
+                return self._late(worker, step) or (self.roster.push(worker),)
+            case UpdateArrived(worker=worker, step=step):
+                if late := self._late(worker, step):
+                    return late
+                assert seat is not None
+                self.arrived[worker, step] = seat.weight
+                del self.computing[worker]
+                return self._close_round() or (Hold(worker=worker, why=self._missing()),)
+            case StepDeclined(worker=worker):
+                del self.computing[worker]
+                return self._close_round()
+            case WorkerLeft(worker=worker):
+                assert seat is not None
+                self.computing.pop(worker, None)
+                return (*Roster.half_pushed(fact, seat), *self._close_round())
+            case ParametersTaken():
+                return ()
+            case _:  # the roster has refused it
+                raise AssertionError(fact)
+
+    def _release(self, worker: int, why: Why) -> Release:
+        self.computing[worker] = None
+        return self.roster.release(worker, self.version, why)
+
+    def _late(self, worker: int, step: int) -> tuple[Order, ...]:
+        """Drop this worker's gradient, and have it begin again on the newest version, if its round is closed."""
+        computed_on = self.roster.seats[worker].version
+        if computed_on == self.version:
+            return ()
+        why: Why = ("round-closed", worker, step, computed_on + 1)
+        return (DropUpdate(worker=worker, step=step, samples="return", why=why), self._release(worker, why))
+
+    def _close_round(self) -> tuple[Order, ...]:
+        if not self.arrived or (self.computing and len(self.arrived) < self.enough):
+            return ()
+        contributions = mean_of(self.arrived)
+        self.arrived = {}
+        self.version += 1
+        why: Why = ("quorum", self.version, len(contributions))
+        apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
+        seats = self.roster.seats
+        waiting = [worker for worker, step, _ in contributions if worker in seats and seats[worker].step == step]
+        return (apply, *(self._release(worker, why) for worker in waiting))
+
+    def _missing(self) -> Why:
+        lacking = min(self.enough - len(self.arrived), len(self.computing))
+        return ("quorum-open", self.version + 1, lacking, awaited_of(self.computing))
+
+
+def enough(config: Config, workers: int) -> int:
+    """Return how many gradients make a version where so many workers begin."""
+    return config.m or max(1, workers - 1)
+
+
+def misfit(config: Config, hosts: Sequence[str]) -> str:
+    """Why this config can't train with one worker on each of these hosts; empty if it can."""
+    if config.m is None or config.m <= len(hosts):
+        return ""
+    return f"quorum: m is {config.m} workers, and there are {len(hosts)}; choose m={len(hosts)} or less"
+
+
+SPEC = Spec(
+    name="quorum",
+    title="A quorum, with backup workers",
+    does="the first m gradients make a version; those that come later are dropped",
+    paper="Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous SGD, 2016",
+    config=Config,
+    machine=Machine,
+    rounds=False,
+    gradients=enough,
+    invariants={
+        "workers that compute or push are those that may still bring a gradient": lambda machine: (
+            sorted(machine.computing)
+            == sorted(
+                worker
+                for worker, seat in machine.roster.seats.items()
+                if seat.phase in ("computing", "ready", "pushing")
+            )
+        ),
+        "who waits has brought a gradient of the open round": lambda machine: all(
+            (worker, seat.step) in machine.arrived
+            for worker, seat in machine.roster.seats.items()
+            if seat.phase == "arrived"
+        ),
+        "no round with enough gradients is open": lambda machine: len(machine.arrived) < machine.enough,
+    },
+    misfit=misfit,
+    reasons={
+        **REASONS,
+        "quorum": "version {0} has enough gradients: {1}",
+        "quorum-open": "version {0} waits for {1} of {2:workers}",
+        "round-closed": "version {2} was made without step {1} of worker {0}",
+    },
+)
