@@ -21,7 +21,8 @@ def rows_of(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[st
     settings, rows, metric = state["settings"], state["protocols"], state["metric"]
     never = len(settings["seeds"]) > 1 and any(row["never"] for row in rows)
     heads = ["seconds", "speed-up", *(["never"] if never else []), "samples/s", *([metric] if metric else [])]
-    return ["protocol", *heads, "waiting", "stale", "max stale"], [
+    known = any(row.get("over_best") for row in rows)
+    return ["protocol", *heads, "waiting", "stale", "max stale", *(["× best"] if known else [])], [
         [
             typed[row["protocol"]],
             _written(row["seconds"], ".1f"),
@@ -32,6 +33,7 @@ def rows_of(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[st
             "-" if row["waiting"] is None else f"{row['waiting']['mean']:.0%}",
             _written(row["staleness"]["mean"], ".2f"),
             "-" if row["staleness"]["max"] is None else str(row["staleness"]["max"]),
+            *([_written(row.get("over_best"), ".2f")] if known else []),
         ]
         for row in rows
     ]
@@ -58,6 +60,7 @@ def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[st
             **({metric: row["final"]} if metric else {}),
             "waiting": row["waiting"],
             "stale": row["staleness"]["mean"],
+            "over_best": row.get("over_best"),
         }
         for name, mean in means.items():
             cells |= {f"{name}{end}": (mean or {}).get(part) for end, part in MEAN.items()}
@@ -89,12 +92,15 @@ def remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) ->
         )
     elif len(settings["seeds"]) > 1:
         yield f"± is half of the 95 % interval of the mean over {count(len(settings['seeds']), 'seed')} (Student's t)"
-    scaled = [typed[row["protocol"]] for row in rows if row["learning_rate_scale"] != 1]
+    if any(row.get("over_best") for row in rows):
+        yield "× best: the time of the best method for workers this fast, as paceline explain tells it, is 1"
+    scaled: dict[float, list[str]] = {}
+    for row in rows:
+        scaled.setdefault(row["learning_rate_scale"], []).append(typed[row["protocol"]])
+    scaled.pop(1.0, None)
     if scaled:
-        yield (
-            f"learning rates (--learning-rate-rule linear): {settings['workers']} times the script's under "
-            f"{', '.join(scaled)}; the script's own under the others"
-        )
+        times = " and ".join(f"{factor:g} times the script's under {', '.join(of)}" for factor, of in scaled.items())
+        yield f"learning rates (--learning-rate-rule linear): {times}; the script's own under the others"
     else:
         yield f"learning rates (--learning-rate-rule {settings['learning_rate_rule']}): the script's own"
     if any(row["protocol"] == baseline.NAME for row in rows):

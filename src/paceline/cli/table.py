@@ -13,7 +13,7 @@ from rich.table import Table
 from paceline.core.choice import brief, typed
 from paceline.core.phrases import count
 from paceline.protocols import registry
-from paceline.records.comparison import PARTS
+from paceline.records.optimum import PARTS, over_best
 from paceline.records.reading import LEDGER
 from paceline.records.segments import Stretch
 from paceline.records.summary import Summary, metric_text, metrics_of
@@ -112,7 +112,7 @@ def print_comparison(summaries: Sequence[Summary]) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("\nprotocol", overflow="fold")
     two_lines = ("steps\n/s", "samples\n/s", "versions\n/s", "\nwaiting", "\ntransfer")
-    for column in (*two_lines, "stale\nmean", "stale\np95", "stale\nmax", "\nlead"):
+    for column in (*two_lines, "stale\nmean", "stale\np95", "stale\nmax", "\nlead", "×\nbest"):
         table.add_column(column, justify="right", no_wrap=True)
     for summary in summaries:
         rows, stale = summary["per_worker"], summary["staleness"]
@@ -127,6 +127,7 @@ def print_comparison(summaries: Sequence[Summary]) -> None:
             _number(percentile(stale["histogram"], 0.95)),
             _number(stale["max"]),
             _number(max((row["max_lead"] for row in rows), default=None)),
+            "-" if (best := over_best(summary)) is None else f"{best:.2f}",
         )
     # Without a terminal there is no width to keep to: no protocol's name is broken into lines.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.choice import brief
 from paceline.notebook.tables import Frame, as_frame, table
 from paceline.protocols import registry
-from paceline.records.comparison import PARTS
 from paceline.records.ledger import connect
+from paceline.records.optimum import PARTS
 from paceline.records.reading import LEDGER, open_run, reading
 from paceline.records.summary import MOMENT, Outcome, Summary, metric_text, metrics_of
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.files import read_json
+from paceline.records.optimum import PARTS, over_best
 from paceline.records.summary import Summary, Target, first_logged, metrics_of
 
 COMPARISON = "compare.json"
 """The file that makes a folder a comparison's."""
-PARTS = ("compute", "wait", "transfer", "other")
 
 T95 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -97,6 +97,7 @@ def plain_run(summary: Summary, target: Target | None, metric: str | None) -> di
         "samples_per_second": summary["samples_per_second"] if completed else None,
         "final": final(metric, summary) if metric is not None else None,
         "waiting": waiting(summary),
+        "over_best": over_best(summary),
         "staleness": {"mean": summary["staleness"]["mean"], "max": summary["staleness"]["max"]},
     }
 
@@ -121,6 +122,7 @@ def compared(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, target: boo
             "samples_per_second": _plain(run["samples_per_second"] for run in of.values()),
             "final": _plain(run["final"] for run in of.values()),
             "waiting": _plain(run["waiting"] for run in of.values()),
+            "over_best": _plain(run.get("over_best") for run in of.values()),
             "staleness": {
                 "mean": _plain(run["staleness"]["mean"] for run in of.values()),
                 "max": max(_known(run["staleness"]["max"] for run in of.values()), default=None),

@@ -21,6 +21,7 @@ from paceline.core.facts import Fact, GradientReady
 from paceline.core.orders import Order
 from paceline.errors import ConfigError
 from paceline.files import read_json, write_whole
+from paceline.records.optimum import over_optimum
 from paceline.records.run_model import Moment, RunModel
 from paceline.records.segments import Stretch
 from paceline.records.spans import Busy
@@ -251,6 +252,11 @@ class Tally:
         steps = self.steps
         samples = self._if_counted(sum(share.samples for share in self.shares.values()))
         total = sum(stale * times for stale, times in self.staleness.items())
+        rows = [self._row(worker, ended, copied) for worker in sorted(model.hosts)]
+        made = model.versions if protocol.has_store else max((row["steps"] for row in rows), default=0)
+        optimum = None
+        if steps and not model.resumed:  # an earlier segment may have had another protocol
+            optimum = over_optimum(protocol.spec, workers, wall, made, steps, total / steps, rows)
         summary = {
             "paceline": __version__,
             "protocol": {"name": protocol.spec.name, "config": protocol.parameters()},
@@ -268,13 +274,14 @@ class Tally:
             "versions": model.versions if protocol.has_store else len(self.recorded_versions),
             "steps_per_second": steps / wall if wall else 0.0,
             "samples_per_second": None if samples is None else samples / wall if wall else 0.0,
-            "per_worker": [self._row(worker, ended, copied) for worker in sorted(model.hosts)],
+            "per_worker": rows,
             **({"per_host": [self._host(host) for host in sorted(self.exchanges)]} if self.exchanges else {}),
             "staleness": {
                 "mean": total / steps if steps else None,
                 "max": max(self.staleness, default=None),
                 "histogram": {str(stale): times for stale, times in sorted(self.staleness.items())},
             },
+            **({} if optimum is None else {"over_optimum": optimum}),
             "switches": self._switches(protocol),
             "consensus": [
                 {"version": version, "at_seconds": at, "distance": distance} for version, at, distance in self.distances
@@ -346,6 +353,7 @@ class Tally:
         return {
             "worker": worker,
             "steps": share.steps,
+            "computed": times.steps,
             "samples": self._if_counted(share.samples),
             **seconds,
             "other_seconds": max(other, 0.0),

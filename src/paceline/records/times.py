@@ -29,6 +29,8 @@ class StepTimes:
 class StepTotals:
     """Sums over one worker's steps, in seconds."""
 
+    steps: int = 0
+    """How many have been computed, whatever became of their gradients."""
     compute: float = 0.0
     wait: float = 0.0
     transfer: float = 0.0
@@ -39,6 +41,7 @@ class StepTotals:
 
     def add(self, times: StepTimes) -> None:
         """Add a finished step."""
+        self.steps += 1
         self.compute += times.compute
         self.wait += times.wait
         self.transfer += times.push + times.pull

@@ -12,6 +12,8 @@ from paceline.records.violations import SUMMED_UP, Violation
 
 TOLERANCE = 1e-6
 """Relative tolerance of measured seconds, of which a summary has nine digits."""
+SINCE = {"over_optimum", "computed"}
+"""Keys that summaries of earlier versions lack."""
 
 
 def summary(checking: Checking, summary: Summary) -> None:
@@ -39,7 +41,7 @@ def summary(checking: Checking, summary: Summary) -> None:
         targets=checking.run.targets,
     )
     again["paceline"] = checking.run.config.get("paceline")
-    for key, value in again.items():
+    for key, value in _as_old(again, summary).items():
         if difference := _difference(key, value, summary.get(key)):
             raise Violation(SUMMED_UP, difference[1], difference[2], SUMMARY, difference[0])
     for key in summary:
@@ -62,8 +64,15 @@ def _final(checking: Checking) -> str | None:
     return rows.get(max(rows, default=-1) if made is None else made)
 
 
+def _as_old(expected: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return it without what an earlier version didn't write."""
+    return {key: value for key, value in expected.items() if key in found or key not in SINCE}
+
+
 def _difference(path: str, expected: Any, found: Any) -> tuple[str, Any, Any] | None:
     """Return the path of the first difference of two JSON values, and both values there."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        expected = _as_old(expected, found)
     if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
         parts = [(f"{path}.{key}", expected[key], found[key]) for key in expected]
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):

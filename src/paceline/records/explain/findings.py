@@ -18,7 +18,7 @@ from paceline.records.links import InTransit, LinkTraffic, links
 from paceline.records.reading import RecordedRun, model_of
 from paceline.records.spans import RecentSpans, overlap
 from paceline.records.times import StepTimes, StepTotals
-from paceline.records.update_outcomes import Fate, Undone
+from paceline.records.update_outcomes import Applied, Dropped, Fate, Undone
 from paceline.records.waits import Blame, Waits, WorkerWait
 
 
@@ -112,6 +112,10 @@ class Findings:
     waited: WaitTotals = field(default_factory=WaitTotals)
     waits: list[tuple[WorkerWait, dict[int, float]]] = field(default_factory=list)
     """The waits of the worker or step in question, each with its seconds by the worker to blame."""
+    applied: Counter[int] = field(default_factory=Counter)
+    """By worker: updates that went into a version."""
+    dropped: Counter[int] = field(default_factory=Counter)
+    """By worker that is present: updates that went into none."""
     kept_waiting: Counter[int] = field(default_factory=Counter)
     """By worker: how often it waited because of the worker in question."""
     steps: dict[int, ReleasedStep] = field(default_factory=dict)
@@ -154,6 +158,11 @@ class _Pass:
             for order in moment.orders:
                 if isinstance(order, Release):
                     self._released(order, at)
+            for outcome in moment.outcomes:
+                if isinstance(outcome, Applied):
+                    found.applied[outcome.worker] += 1
+                elif isinstance(outcome, Dropped) and outcome.worker in model.present:
+                    found.dropped[outcome.worker] += 1
             if found.step is not None:
                 match moment.fact:
                     case GradientReady(worker=worker, step=found.step) if worker in found.steps:

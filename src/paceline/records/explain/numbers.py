@@ -32,13 +32,15 @@ def numbers(found: Findings) -> dict[str, Any]:
             **_copies(spent),
             "step_seconds": found.typical.get(one),
             "others_waited_seconds": float(found.waited.culprits[one]),
+            "dropped": found.dropped[one],
         }
         for one, spent in ((one, found.spent[one]) for one in shown)
     ]
     if found.worker is None and found.step is None:
         segments = [_segment(one) for one in found.run.segments]
         links = {"links": [_link(one) for one in found.links]} if found.links else {}
-        return {"workers": workers, "segments": segments, **links}
+        optimum = {key: (found.run.summary or {}).get(key) for key in ("over_optimum",)}
+        return {"workers": workers, "segments": segments, **links, **optimum}
     its = [
         {
             "worker": wait.worker,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
+from paceline.core.choice import brief
 from paceline.core.facts import (
     Fact,
     GradientReady,
@@ -24,6 +25,7 @@ from paceline.core.phrases import count, listed, workers_named
 from paceline.errors import ConfigError
 from paceline.records.averages import Average
 from paceline.records.explain.findings import Findings, Meanwhile, ReleasedStep, Spent
+from paceline.records.optimum import estimates, gradient_seconds, least_time
 from paceline.records.spans import MovedBytes
 from paceline.records.times import StepTimes, StepTotals
 from paceline.records.update_outcomes import Dropped, Undone
@@ -84,16 +86,16 @@ def _verdict(found: Findings) -> list[str]:
         *_table(found),
         "",
     ]
-    lines += [*_who(found, total), *_links(found), *_carried(found)]
+    lines += [*_who(found, total), *_links(found), *_carried(found), *_dropped(found)]
     unordered = phases["waiting"] - found.waited.seconds
     if unordered < WORTH_SAYING * total:
-        return lines + _what_helps(found, phases, total)
+        return [*lines, *_optimum(found), *_what_helps(found, phases, total)]
     another, share = "Another " if found.waited.culprits else "", _percent(unordered, total)
     what = "averages" if found.run.choice.has_replicas else "the store"
     lines.append(f"{another}{share} of the time went to waiting for {what}, messages or a core.")
     crowded = _crowded(found, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(found, phases, total)
-    return [*lines, *crowded, *helps]
+    return [*lines, *crowded, *_optimum(found), *helps]
 
 
 def _copied(spent: Iterable[Spent], whose: str) -> Iterator[str]:
@@ -294,6 +296,38 @@ def _carried(found: Findings) -> Iterator[str]:
         yield f"The link {link} carried {_what_moved(link.kinds, replicas=found.run.choice.has_replicas)}."
     if rest := busiest[SHOWN:]:
         yield f"{count(len(rest), 'more link')} carried things for a shorter time."
+
+
+def _dropped(found: Findings) -> Iterator[str]:
+    """Say whose gradients were dropped, if that was much of some worker's work."""
+    made = {worker: number + found.applied[worker] for worker, number in found.dropped.items()}
+    worth = [worker for worker in sorted(made) if found.dropped[worker] >= WORTH_SAYING * made[worker]]
+    worst = sorted(worth, key=lambda worker: -found.dropped[worker] / made[worker])[:FEW]
+    if worst:
+        whose = [f"{found.dropped[worker]:,} of {made[worker]:,} of worker {worker}" for worker in worst]
+        others = f" and some of {count(len(worth) - len(worst), 'other worker')}" if len(worth) > len(worst) else ""
+        yield f"Gradients were dropped: {listed(whose)}{others}."
+
+
+def _optimum(found: Findings) -> Iterator[str]:
+    """Say how far the run is from the best method for its workers, and where other protocols would be."""
+    summary = found.run.summary or {}
+    if (ratios := summary.get("over_optimum")) is None:
+        return
+    (_, none), (several, some), (many, most) = ratios.items()
+    yield (
+        f"The run took {some:.1f} times as long as the best method would with workers as fast as these, if averaging "
+        f"pays up to {count(int(several), 'gradient')}. It took {none:.1f} times as long if averaging never pays, and "
+        f"{most:.1f} times if it pays up to {count(int(many), 'gradient')}."
+    )
+    taken = gradient_seconds(summary["per_worker"])
+    assert taken is not None
+    own = brief(found.run.choice.spec, found.run.choice.parameters())
+    best = least_time(taken, int(several))
+    others = {name: seconds / best for name, seconds in estimates(taken, int(several)).items() if name != own}
+    (first, least), *rest = sorted(others.items(), key=lambda one: one[1])
+    also = "".join(f", {name} {ratio:.1f} times" for name, ratio in rest)
+    yield f"By these workers' steps alone, {first} would take {least:.1f} times as long as the best{also}."
 
 
 def _what_moved(kinds: Mapping[str, MovedBytes], *, replicas: bool = True) -> str:
