@@ -9,6 +9,8 @@ Tables, each of runs of `paceline run` that take turns in every round:
     overlap  one worker, steps of 100 ms, and a push and a pull: whose time is the sum, whose the maximum
     bursts   eight workers, three times slower for half of the time, four of them now and four then: SSP and DSSP
     switch   eight workers, steps of 20 ms: how long workers pause when bsp becomes asp, and when asp becomes bsp
+    state    four workers, steps padded to 50 ms, Adam for 1 M and 4 M parameters: the same where state moves, or
+             replicas begin or end; and how long a step of the slowest worker takes, with all that it waits for
 
 *late* is the 95th percentile of how much later than the link's model the run acted on the end of a transfer.
 """
@@ -30,6 +32,7 @@ from typing import Any
 from step import Failed, machine, print_table
 
 from paceline.records.ledger import connect
+from paceline.records.optimum import PARTS
 
 WORKLOAD = Path(__file__).parent / "workloads" / "small.py"
 BATCH = 16
@@ -68,6 +71,12 @@ SWITCH = """
 [cluster]
 compute = "20ms"
 """
+STATE = """
+[cluster]
+compute = "50ms"
+"""
+WIDTHS = {"1 M": 1000, "4 M": 2000}
+"""By number of parameters: of the layers of the workload's model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,8 @@ class Case:
     steps: int
     """Of all workers together."""
     note: str = ""
+    script: tuple[str, ...] = ()
+    """More flags of the workload."""
 
 
 IDLE = ("none", "guarded", "always")
@@ -106,6 +117,27 @@ TABLES: dict[str, list[Case]] = {
         Case(f"sync-switch:first={first},then={then},switch_at=0.5", SWITCH, 8, 320)
         for first, then in (("bsp", "asp"), ("asp", "bsp"))
     ],
+    "state": [
+        Case(
+            f"sync-switch:first={first},then={then},switch_at=0.5",
+            STATE,
+            4,
+            80,
+            size,
+            script=("--widths", "16", str(width), str(width), "4", "--adam"),
+        )
+        for size, width in WIDTHS.items()
+        for first, then in (
+            ("bsp", "asp"),
+            ("bsp", "local-sgd"),
+            ("local-sgd", "bsp"),
+            ("bsp", "all-reduce"),
+            ("all-reduce", "bsp"),
+            ("bsp", "ad-psgd"),
+            ("all-reduce", "ad-psgd"),
+            ("ad-psgd", "all-reduce"),
+        )
+    ],
 }
 HEADS = {
     "link": ["protocol", "workers", "", "steps/s", "min–max", "× bsp", "waiting", "transfer", "staleness", "late, ms"],
@@ -121,6 +153,7 @@ HEADS = {
     ],
     "bursts": ["protocol", "workers", "", "steps/s", "min–max", "× ssp:bound=3", "waiting", "max lead", "staleness"],
     "switch": ["protocol", "workers", "", "pause, ms", "min–max"],
+    "state": ["protocol", "workers", "parameters", "pause, ms", "min–max", "a step, ms"],
 }
 
 
@@ -135,8 +168,7 @@ class Ended:
     def share(self, part: str) -> float:
         """Of all workers' time."""
         rows = self.summary["per_worker"]
-        names = ("compute", "wait", "transfer", "other")
-        of_all = sum(row[f"{name}_seconds"] for row in rows for name in names)
+        of_all = sum(row[f"{name}_seconds"] for row in rows for name in PARTS)
         return float(sum(row[f"{part}_seconds"] for row in rows) / of_all)
 
 
@@ -148,6 +180,7 @@ def run(case: Case, seed: int) -> Ended:
         flags = ["-n", str(case.workers), "-p", case.protocol, "--scenario", str(scenario), "--seed", str(seed)]
         flags += ["--threads", "1", "--record", "0", "--tee", "none", "--json", "--out", str(Path(folder) / "run")]
         command = [sys.executable, "-m", "paceline", "run", *flags, str(WORKLOAD), "--samples", str(case.steps * BATCH)]
+        command += case.script
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, check=False)
         if done.returncode:
             raise Failed(f"{case.protocol}: exit code {done.returncode}\n{done.stderr}")
@@ -188,9 +221,16 @@ def rows(table: str, measured: dict[Case, list[Ended]]) -> Iterator[list[str]]:
                     str(lead),
                     stale,
                 ]
-            case "switch":
+            case "switch" | "state":
                 pauses = [switch["pause_seconds"] * 1e3 for one in ended for switch in one.summary["switches"]]
-                yield [name, company, case.note, f"{median(pauses):.1f}", f"{min(pauses):.1f}–{max(pauses):.1f}"]
+                row = [name, company, case.note, f"{median(pauses):.1f}", f"{min(pauses):.1f}–{max(pauses):.1f}"]
+                steps = [max(map(_step, one.summary["per_worker"])) * 1e3 for one in ended]
+                yield row if table == "switch" else [*row, f"{median(steps):.0f}"]
+
+
+def _step(row: dict[str, Any]) -> float:
+    """The seconds of a worker's step, with what it waits for."""
+    return float(sum(row[f"{part}_seconds"] for part in PARTS) / row["steps"])
 
 
 def measure(cases: Sequence[Case], repeats: int) -> dict[Case, list[Ended]]:

@@ -1,6 +1,7 @@
 """A small classifier on random data, so many epochs over so many samples: for runs whose steps are padded."""
 
 import argparse
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -12,12 +13,17 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--samples", type=int, default=3200)
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--batch", type=int, default=16, help="samples in each")
+parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 4], help="of the layers, input first")
+parser.add_argument("--adam", action="store_true", help="in the place of SGD with momentum")
 args = parser.parse_args()
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-data = TensorDataset(torch.randn(args.samples, 16), torch.randint(0, 4, (args.samples,)))
+layers = [(nn.Linear(inputs, outputs), nn.ReLU()) for inputs, outputs in pairwise(args.widths)]
+model: nn.Module = nn.Sequential(*[module for pair in layers for module in pair][:-1])
+optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+if args.adam:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+data = TensorDataset(torch.randn(args.samples, args.widths[0]), torch.randint(0, args.widths[-1], (args.samples,)))
 loader = DataLoader(data, batch_size=args.batch, shuffle=True)
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=args.epochs)
 for _ in range(args.epochs):

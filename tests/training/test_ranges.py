@@ -142,7 +142,7 @@ def train_alike(name: str, one: Store, shards: Sequence[Store], steps: range, th
 
 def shares_of(stores: Sequence[Store]) -> list[StateShare]:
     """What these stores have now, as others get it."""
-    return [unpack_share(pack_share(store.share(store.begin_keeping()))) for store in stores]
+    return [unpack_share(b"".join(pack_share(store.share(store.begin_keeping())))) for store in stores]
 
 
 def whole_of(stores: Sequence[Store]) -> Whole:
@@ -204,7 +204,7 @@ def test_all_ranges_begin_with_the_state_that_the_first_store_s_optimizer_has(na
     ranges = ranges_of(name, 3)
     others = [store_of(name, places, within) for within in ranges[1:]]
     first = store_of(name, places, ranges[0], trained=True)  # the last one to be made: slot 0 has its values
-    packing = pack_whole(first.pass_on())
+    packing = b"".join(pack_whole(first.pass_on()))
     for other in others:
         other.begin_with(unpack_whole(packing))
     shards = [first, *others]
@@ -227,7 +227,7 @@ def test_each_range_takes_its_part_of_a_state_that_is_adopted() -> None:
 
 def take_over(shards: list[Store], leaving: int, by: int) -> None:
     """Have one store take over the range of another, which is gone then."""
-    share = unpack_share(pack_share(shards[leaving].share(shards[leaving].begin_keeping())))
+    share = unpack_share(b"".join(pack_share(shards[leaving].share(shards[leaving].begin_keeping()))))
     shards[by].take_over(shards[leaving].within, share)
     del shards[leaving]
 
@@ -309,7 +309,8 @@ def test_a_snapshot_of_shares_is_that_of_one_store_though_commits_follow_at_once
     for step in range(STEPS, STEPS + 2):
         make(name, shards, step)
     shares = [
-        unpack_share(pack_share(shard.share(keeping))) for shard, keeping in zip(shards[1:], keepings[1:], strict=True)
+        unpack_share(b"".join(pack_share(shard.share(keeping))))
+        for shard, keeping in zip(shards[1:], keepings[1:], strict=True)
     ]
     shards[0].keep(keepings[0], STEPS % SLOTS, tmp_path / "shares", shares)
     assert (tmp_path / "shares").read_bytes() == (tmp_path / "one").read_bytes()
@@ -325,7 +326,7 @@ def test_ranges_go_on_from_a_snapshot_of_one_store_with_the_same_bits(name: str,
     one.keep(one.begin_keeping(), STEPS % SLOTS, tmp_path / "store")
     shards = shards_of(name, hosts)
     shards[0].restore(tmp_path / "store", STEPS % SLOTS, {0: 0, 1: 1}, "mean")
-    packing = pack_whole(shards[0].pass_on())
+    packing = b"".join(pack_whole(shards[0].pass_on()))
     for shard in shards[1:]:
         shard.begin_with(unpack_whole(packing))
     train_alike(name, one, shards, range(STEPS, 2 * STEPS))
@@ -346,7 +347,7 @@ def test_a_store_elsewhere_that_makes_all_is_kept_restored_and_taken_over_by_one
     places = Places.new(places.layout, SLOTS, WORKERS)
     again = [store_of(name, places, within) for within in ((0, 0), (0, places.layout.flags_offset))]
     again[0].restore(tmp_path / "both", STEPS % SLOTS, {0: 0, 1: 1}, "mean")
-    again[1].begin_with(unpack_whole(pack_whole(again[0].pass_on())))
+    again[1].begin_with(unpack_whole(b"".join(pack_whole(again[0].pass_on()))))
     train_alike(name, one, again, range(STEPS, 2 * STEPS))
     take_over(again, 1, 0)
     assert again[0].within == (0, places.layout.flags_offset)

@@ -192,7 +192,7 @@ class OneWorker:
         assert kept.error is None
         (snapshot,) = (one for one in self.snapshots if one.version == kept.snapshot)
         assert not snapshot.packing
-        snapshot.packing, snapshot.after = packing, kept.step
+        snapshot.packing, snapshot.after = b"".join(packing), kept.step
         assert kept.epoch == snapshot.epoch
 
     def lease(
@@ -583,7 +583,7 @@ def test_a_kept_object_that_can_t_be_loaded_is_named_in_one_line(tmp_path: Path)
     whole.store.keep(whole.store.begin_keeping(), 0, tmp_path / "store")
     session = prepare_module.ScriptProcess.session
     assert session is not None
-    snapshot.packing = session.snapshots._kept.packing(None)[0]
+    snapshot.packing = b"".join(session.snapshots._kept.packing(None)[0])
     run = Without(tmp_path, resume=snapshot)
     with pytest.raises(ConfigError):
         prepared(run, {"meter": Thing(count=1)})

@@ -153,11 +153,11 @@ def test_a_commit_waits_only_for_the_part_that_is_being_copied(monkeypatch: pyte
     begun, go_on = threading.Event(), threading.Event()
     plain = Chunk.state
 
-    def state(part: Chunk) -> Any:
+    def state(part: Chunk, *, copied: bool) -> Any:
         if part is first:
             begun.set()
             assert go_on.wait(60)
-        return plain(part)
+        return plain(part, copied=copied)
 
     monkeypatch.setattr(Chunk, "state", state)
     keeping = store.begin_keeping()
@@ -223,7 +223,7 @@ def test_the_digest_that_is_returned_is_the_file_s(tmp_path: Path) -> None:
     store = store_of("AdamW")
     digest = store.keep(store.begin_keeping(), 0, tmp_path / "store")
     assert digest == hashlib.sha256((tmp_path / "store").read_bytes()).hexdigest()
-    packing = snapshots.pack(OfWorker(kept={"ema": {"step": 3}}))
+    packing = b"".join(snapshots.pack(OfWorker(kept={"ema": {"step": 3}})))
     (tmp_path / "packed").write_bytes(packing)
     with (tmp_path / "packed").open("rb") as file:
         assert snapshots.write_packed(tmp_path / "worker", file.fileno()) == hashlib.sha256(packing).hexdigest()
@@ -254,6 +254,9 @@ def test_a_tree_comes_back_with_the_same_types_and_bits(name: str, tmp_path: Pat
     assert same(unpacked(packed(tree, "it")), tree)
     save(tree, "it", tmp_path / "file")
     assert same(load(tmp_path / "file"), tree)
+    (tmp_path / "packed").write_bytes(packed(tree, "it"))
+    assert same(load(tmp_path / "packed"), tree)
+    assert same(load(tmp_path / "packed", copied=True), tree)
 
 
 def test_a_tensor_with_gaps_comes_back_without_them() -> None:

@@ -562,15 +562,15 @@ def test_the_optimizer_goes_on_from_the_mean_of_the_workers_states_with_the_larg
     """As its hyperparameters are the first worker's. An outer optimizer in between begins anew, and clips nothing."""
     model, clip = nn.Linear(3, 2, bias=False), Clip.of(1.0, None)
     store = store_of(model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), outer=Outer(0.5, 0.9), clip=clip)
-    of_two = [
-        OfWorker(
-            groups=[{"lr": rate, "momentum": 0.5, "capturable": True}],
-            state={0: {"step": torch.tensor(count), "momentum_buffer": torch.full((2, 3), value), "kind": kind}},
-        )
-        for rate, count, value, kind in ((0.1, 3.0, 1.0, None), (0.2, 2.0, 4.0, 7))
-    ]
-    for one in of_two:
-        store.take_state(one)
+
+    def take_two() -> None:
+        for rate, count, value, kind in ((0.1, 3.0, 1.0, None), (0.2, 2.0, 4.0, 7)):
+            momentum = torch.full((2, 3), value)
+            state = {0: {"step": torch.tensor(count), "momentum_buffer": momentum, "kind": kind}}
+            groups = [{"lr": rate, "momentum": 0.5, "capturable": True}]
+            store.take_state(OfWorker(groups=groups, state=state))
+
+    take_two()
     store.become(None)
     whole = store.whole(store.begin_keeping())
     assert whole.state[0]["momentum_buffer"].tolist() == [[2.5] * 3] * 2
@@ -580,3 +580,7 @@ def test_the_optimizer_goes_on_from_the_mean_of_the_workers_states_with_the_larg
     assert (store.whole(store.begin_keeping()).state, store._clip) == ({}, None)
     store.become(None)
     assert store.whole(store.begin_keeping()).state == {}
+    take_two()
+    mean = store.mean_of_taken()
+    assert mean is not None
+    assert (mean.state[0]["momentum_buffer"].tolist(), store.mean_of_taken()) == ([[2.5] * 3] * 2, None)

@@ -10,7 +10,7 @@ import os
 import select
 import socket
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,13 @@ def pair() -> tuple[End, End]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def attachment(data: bytes) -> int:
+def attachment(data: bytes | Sequence[bytes | memoryview]) -> int:
     """Return a descriptor of an anonymous file with these bytes. Pass it along with a message, and then close it."""
     descriptor = os.memfd_create("paceline-message", os.MFD_CLOEXEC)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(data)
+    for piece in [data] if isinstance(data, bytes) else data:
+        rest = memoryview(piece)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
     return descriptor
 
 

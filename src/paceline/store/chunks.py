@@ -218,10 +218,11 @@ class Chunk:
         ]
         self._become(pieces, {span.number: state for span, state in self.state()})
 
-    def state(self) -> PartState:
-        """Copy the optimizer's state of each parameter's share."""
+    def state(self, *, copied: bool = True) -> PartState:
+        """Return the optimizer's state of each parameter's share: a copy, or what the next step changes."""
+        as_it_is = own if copied else lambda value: value
         return [
-            (span, {key: own(_of(value, piece, span)) for key, value in state.items()})
+            (span, {key: as_it_is(_of(value, piece, span)) for key, value in state.items()})
             for piece, parameter in zip(self.pieces, self.parameters, strict=True)
             if (state := self.optimizer.state.get(parameter))
             for span in piece.spans

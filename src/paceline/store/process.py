@@ -32,10 +32,10 @@ from paceline.ipc.processes import fork_orphan
 from paceline.records import snapshots
 from paceline.store.chunks import STATE, NotFinite
 from paceline.store.shares import StateShare, pack_share, pack_whole, unpack_share, unpack_whole
-from paceline.store.snapshots import StateSnapshot, pack, unpack, write_packed
+from paceline.store.snapshots import StateSnapshot, pack, taken, write_packed
 from paceline.store.store import CommitResult, NamedVersion, Store
 from paceline.training.averages import Policy
-from paceline.training.packing import load, packed, unpacked
+from paceline.training.packing import Pieces, load, pieces, unpacked
 
 
 def fork_store(make_store: Callable[[], Store], end: socket.socket, launcher: int) -> None:
@@ -92,8 +92,12 @@ def _serve(store: Store, end: socket.socket) -> int:
                     recorder.share(store, number)
                 case messages.store.TakeShare(number=number, error=error):
                     gatherings.take(number, error, descriptors)
+                case messages.store.SendState(worker=None) if (mean := store.mean_of_taken()) is not None:
+                    _send_packed(recorder, partial(messages.store.StateReady, None), partial(pack, mean.for_worker()))
                 case messages.store.SendState(worker=worker, number=number, shares=shares):
-                    send = partial(_send_state, recorder, worker, store, store.begin_keeping())
+                    # without others' shares it is packed before the next order, and has to be copied by nobody
+                    keeping = store.begin_keeping(copied=shares > 0)
+                    send = partial(_send_state, recorder, worker, store, keeping)
                     gatherings.begin(number, shares, send)
                 case messages.store.Record():
                     version = store.version(order.slot, order.workers, cast(Policy, order.buffers), order.known)
@@ -121,7 +125,7 @@ def _serve(store: Store, end: socket.socket) -> int:
                     recorder.send(messages.store.BeginningMade(order.version, None if of_store else distance))
                     recorder.write(version, order)
                 case messages.store.TakeState():
-                    store.take_state(unpack(attached(descriptors[0])))
+                    store.take_state(taken(descriptors[0], copied=False))
                 case messages.store.Become(outer=outer):
                     store.become(outer)
                 case messages.store.KeepState(file=file, number=number, shares=shares):
@@ -218,9 +222,9 @@ def _restored(store: Store, order: messages.store.Restore) -> messages.store.Res
 def _send_state(
     recorder: _Recorder, worker: int | None, store: Store, keeping: StateSnapshot, shares: Iterable[StateShare]
 ) -> None:
-    def packing() -> bytes:
+    def packing() -> Pieces:
         whole = store.whole(keeping, shares)
-        return pack(whole.for_worker()) if worker is None else packed(whole.state, STATE)
+        return pack(whole.for_worker()) if worker is None else pieces(whole.state, STATE)
 
     _send_packed(recorder, partial(messages.store.StateReady, worker), packing)
 
@@ -236,7 +240,7 @@ def _keep_state(
 
 
 def _send_packed(
-    recorder: _Recorder, said: Callable[[str | None], messages.Message], packing: Callable[[], bytes]
+    recorder: _Recorder, said: Callable[[str | None], messages.Message], packing: Callable[[], Pieces]
 ) -> None:
     """Send what can be packed along with the message of `said`, or the error in that message."""
     try:

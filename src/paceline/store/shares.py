@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.store.chunks import CAPTURABLE, STATE, ChunkSpan, PartState, State
 from paceline.store.snapshots import OfWorker
-from paceline.training.packing import Tree, packed, unpacked
+from paceline.training.packing import Pieces, Tree, pieces, unpacked
 
 COUNT = "step"
 """What torch's optimizers call their counts of steps, which are floating-point numbers."""
@@ -71,7 +71,7 @@ class StateMean:
         self._kinds: dict[tuple[int, str], Any] = {}
 
     def add(self, one: OfWorker) -> None:
-        """Add what a worker's optimizer has."""
+        """Add what a worker's optimizer has. It is not to be used any more: the first one's tensors become the sum."""
         self._first = self._first or one
         for number, values in (one.state or {}).items():
             for key, value in values.items():
@@ -94,14 +94,15 @@ class StateMean:
         elif _is_count(place[1], value):
             self._sums[place] = torch.maximum(before, value) if isinstance(value, Tensor) else max(before, value)
         elif isinstance(value, Tensor | float):
-            self._sums[place] = before + _wide(value)
+            self._sums[place] = _added(before, _wide(value))
             self._counts[place] += 1
 
     def _mean(self, place: tuple[int, str], total: Any) -> Any:
         kind = self._kinds[place]
         if _is_count(place[1], kind) or not isinstance(kind, Tensor | float):
             return total
-        mean = total / self._counts[place]
+        count = self._counts[place]
+        mean = total.div_(count) if isinstance(total, Tensor) and count > 1 else total / count
         return mean.to(kind.dtype) if isinstance(kind, Tensor) else mean
 
 
@@ -109,6 +110,14 @@ def _is_count(key: str, value: Any) -> bool:
     if isinstance(value, Tensor):
         return key == COUNT or not (value.is_floating_point() or value.is_complex())
     return isinstance(value, int) or (key == COUNT and isinstance(value, float))
+
+
+def _added(total: Any, value: Any) -> Any:
+    """Return the sum, in the memory of `total` if it fits there: memory that is new costs more than the sum."""
+    fits = isinstance(total, Tensor) and isinstance(value, Tensor)
+    if fits and (total.dtype, total.shape) == (value.dtype, value.shape):
+        return total.add_(value)
+    return total + value
 
 
 def _wide(value: Any) -> Any:
@@ -137,25 +146,25 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else NOT_PLAIN
 
 
-def pack_share(share: StateShare) -> bytes:
+def pack_share(share: StateShare) -> Pieces:
     """Pack the share. Raises ConfigError if that fails."""
     state = [(span.number, span.in_parameter, span.count, values) for span, values in share.state]
-    return packed({"state": state, "groups": share.groups, "attributes": share.attributes, "apart": share.apart}, STATE)
+    return pieces({"state": state, "groups": share.groups, "attributes": share.attributes, "apart": share.apart}, STATE)
 
 
 def unpack_share(data: bytes) -> StateShare:
-    """Unpack the result of `pack_share`."""
+    """Unpack the result of `pack_share`, in one piece."""
     tree = unpacked(data)
     state = [(ChunkSpan(number, first, 0, count), values) for number, first, count, values in tree["state"]]
     apart = [(number, first) for number, first in tree["apart"]]
     return StateShare(state=state, groups=tree["groups"], attributes=tree["attributes"], apart=apart)
 
 
-def pack_whole(whole: Whole) -> bytes:
+def pack_whole(whole: Whole) -> Pieces:
     """Pack the state. Raises ConfigError if that fails."""
-    return packed({field.name: getattr(whole, field.name) for field in fields(whole)}, STATE)
+    return pieces({field.name: getattr(whole, field.name) for field in fields(whole)}, STATE)
 
 
 def unpack_whole(data: bytes) -> Whole:
-    """Unpack the result of `pack_whole`."""
+    """Unpack the result of `pack_whole`, in one piece."""
     return Whole(**unpacked(data))

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 from paceline.files import to_disk
+from paceline.ipc.channel import path_of
 from paceline.store.chunks import Chunk, PartState, State
-from paceline.training.packing import Tree, load, packed, save, unpacked
+from paceline.training.packing import Pieces, Tree, load, pieces, save, unpacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,10 @@ class StateSnapshot:
         attributes: dict[str, Any],
         told: list[dict[str, Any]],
         buffers: dict[int, dict[str, Tensor]],
+        copied: bool = True,
     ) -> None:
         """Everything but the parts' state is small, and is copied by the caller. See `OfStore`."""
+        self._copied = copied
         self.groups, self.attributes, self.told, self.buffers = groups, attributes, told, buffers
         self.apart = [part.first for part in parts if part.is_split]
         """See `shares.StateShare`."""
@@ -101,7 +104,7 @@ class StateSnapshot:
             return
         with self._locks[id(part)]:
             if id(part) not in self._taken:
-                self._taken[id(part)] = part.state()
+                self._taken[id(part)] = part.state(copied=self._copied)
 
     def states(self) -> Iterator[PartState]:
         """Yield each part's state as it was. A state is freed when the next one is requested."""
@@ -114,14 +117,20 @@ class StateSnapshot:
 Kind = TypeVar("Kind", OfStore, OfReplica, OfWorker)
 
 
-def pack(part: OfWorker) -> bytes:
-    """Pack a worker's part. Raises ConfigError if that fails."""
-    return packed(_tree(part), "the worker")
+def pack(part: OfWorker) -> Pieces:
+    """Pack a worker's part. Raises ConfigError if that fails. See `packing.pieces`."""
+    return pieces(_tree(part), "the worker")
 
 
 def unpack(data: bytes) -> OfWorker:
-    """Unpack the result of `pack`."""
+    """Unpack the result of `pack`, in one piece."""
     return OfWorker(**unpacked(data))
+
+
+def taken(descriptor: int, *, copied: bool = True) -> OfWorker:
+    """Unpack the file that came along with a message, and close it. `copied`: see `packing.load`."""
+    with path_of(descriptor) as file:
+        return OfWorker(**load(file, copied=copied))
 
 
 def write(file: Path, part: OfStore | OfReplica) -> str:

@@ -351,8 +351,13 @@ class Store:
         self._scratch.clear()
 
     def take_state(self, kept: OfWorker) -> None:
-        """Take what a worker's optimizer has. See `become`."""
+        """Take what a worker's optimizer has. See `mean_of_taken`, and `StateMean.add`."""
         self._of_workers.add(kept)
+
+    def mean_of_taken(self) -> Whole | None:
+        """Return the mean of what workers' optimizers have, of those taken since this was last asked; None of none."""
+        given, self._of_workers = self._of_workers, StateMean()
+        return given.whole()
 
     def become(self, outer: Outer | None) -> None:
         """Make versions with the outer optimizer from now on, or with the script's own.
@@ -362,8 +367,7 @@ class Store:
         optimizer, clip = self._scripts_own
         self._is_outer, self._clip = outer is not None, clip if outer is None else None
         self._step(optimizer if outer is None else outer_of(optimizer, outer))
-        given, self._of_workers = self._of_workers, StateMean()
-        if (whole := given.whole()) is not None:
+        if (whole := self.mean_of_taken()) is not None:
             self.begin_with(whole)
             self._to_pass_on = None if self._makes_all else whole
 
@@ -415,10 +419,11 @@ class Store:
         begin, end = self.within
         self.within = within if begin == end else (min(begin, within[0]), max(end, within[1]))
 
-    def begin_keeping(self) -> StateSnapshot:
+    def begin_keeping(self, *, copied: bool = True) -> StateSnapshot:
         """Begin to copy the newest version's state, besides its parameters. Commits may go on meanwhile.
 
-        Pass the result to `share`, `whole` or `keep`, once.
+        Pass the result to `share`, `whole` or `keep`, once. If not `copied`, do so and use what comes of it before the
+        next commit.
         """
         parts = self.parts
         groups: list[dict[str, Any]] = [{} for _ in self._told]
@@ -427,7 +432,7 @@ class Store:
                 groups[number] = groups[number] or packable(group)
         attributes = own_attributes(parts[0].optimizer) if parts else {}
         keeping = StateSnapshot(
-            parts, groups=groups, attributes=attributes, told=self._told, buffers=dict(self.buffers)
+            parts, groups=groups, attributes=attributes, told=self._told, buffers=dict(self.buffers), copied=copied
         )
         self._keepings.append(keeping)
         return keeping

@@ -39,6 +39,7 @@ from paceline.training.averages import AreaAverages
 from paceline.training.data.orders import Orders
 from paceline.training.model.structure import Structure
 from paceline.training.optim.schedules import FollowedRun, Plateau
+from paceline.training.packing import Pieces
 
 Asked = Arrives | MakeUpdate | Keep | HandOver | PlateauMetrics | GiveState
 """What a worker may be asked for at any time."""
@@ -173,7 +174,7 @@ class Link(Protocol):
     def is_stopped(self) -> bool:
         """Whether nothing is left to do: the run has come to its end, or is to."""
 
-    def say(self, message: Message, packing: bytes = b"") -> None:
+    def say(self, message: Message, packing: bytes | Pieces = b"") -> None:
         """Tell the run this, with what is packed. It is not answered, or the answer is waited for elsewhere."""
 
     def refuse(self, message: str) -> None:

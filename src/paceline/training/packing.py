@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,46 @@ from safetensors.torch import save_file  # by its name: in a worker the module's
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.training.tensor_bits import octets
 
 Tree = Any
+Pieces = Sequence[bytes | memoryview]
+"""Bytes in pieces, one after another."""
+ALIGNED = 8  # bytes: data begins at a multiple of it in a safetensors file
 DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 OTHERS: dict[str, type[Any]] = {"tuple": tuple, "set": set}
 
 
 def packed(tree: Tree, whole: str) -> bytes:
     """Pack the tree. See `check` for what it raises."""
+    return b"".join(pieces(tree, whole))
+
+
+def pieces(tree: Tree, whole: str) -> Pieces:
+    """Pack the tree without a copy: return a header, and each tensor's memory, to be written before that changes.
+
+    These are the bytes of a safetensors file. The library's own functions copy them.
+    """
     packing = _Packing(whole)
-    header = packing.header(tree)
-    return safetensors.torch.save(packing.tensors, header)
+    header: dict[str, Any] = {"__metadata__": packing.header(tree)}
+    found: list[bytes | memoryview] = []
+    end = 0
+    widest_first = sorted(packing.tensors.items(), key=lambda one: -one[1].element_size())  # so each is aligned
+    for name, tensor in widest_first:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _code(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        found.append(octets(tensor).numpy().data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % ALIGNED)
+    return [len(text).to_bytes(8, "little") + text, *found]
+
+
+@cache
+def _code(dtype: torch.dtype) -> str:
+    """Return what safetensors calls that dtype."""
+    data = safetensors.torch.save({"": torch.empty(0, dtype=dtype)})
+    code: str = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])[""]["dtype"]
+    return code
 
 
 def unpacked(data: bytes) -> Tree:
@@ -47,10 +77,16 @@ def save(tree: Tree, whole: str, file: Path) -> None:
     save_file(packing.tensors, file, header)
 
 
-def load(file: Path) -> Tree:
-    """Read what `save` has written."""
+def load(file: Path, *, copied: bool = False) -> Tree:
+    """Read what `save` has written.
+
+    Tensors are the file's pages, copied as they are written to, and any of them keeps the whole file in memory. With
+    `copied` none does.
+    """
     with safe_open(file, framework="pt") as saved:
         tensors = {name: saved.get_tensor(name) for name in saved.keys()}  # noqa: SIM118  # it is no dict
+        if copied:
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         return _plain(json.loads(saved.metadata()["tree"]), tensors)
 
 

@@ -14,7 +14,7 @@ from paceline.ipc.messages.worker import Handed, HandOver, Keep, Kept, StateGive
 from paceline.store.snapshots import OfWorker, pack
 from paceline.store.store import packable, set_groups
 from paceline.training.optim.schedules import Schedule, left_out, schedulers_of
-from paceline.training.packing import check
+from paceline.training.packing import Pieces, check
 
 if TYPE_CHECKING:
     from paceline.training.session import Session
@@ -57,7 +57,7 @@ class UserState:
         steps: OfWorker | None,
         buffers: Mapping[str, torch.Tensor] = EMPTY,
         residual: tuple[int, torch.Tensor] | None = None,
-    ) -> tuple[bytes, str | None]:
+    ) -> tuple[Pieces, str | None]:
         """Return all of it as it is now, with what the optimizer had; or nothing, and why it can't be packed.
 
         `steps`: the optimizer's own, and parameters of the worker's own, where the worker steps them. `buffers`: the
@@ -79,9 +79,9 @@ class UserState:
             )
             return pack(all_of_it), None
         except ConfigError as error:
-            return b"", str(error)
+            return (), str(error)
         except Exception as error:  # the script's own code
-            return b"", f"what the script keeps can't be had: {type(error).__name__}: {error}"
+            return (), f"what the script keeps can't be had: {type(error).__name__}: {error}"
 
     def load(self, there: OfWorker) -> None:
         """Give the objects the states that they had. Raises ConfigError, which names it, for one that can't be loaded.
@@ -150,7 +150,7 @@ class SnapshotOrders:
         try:
             packing, why = pack(replace(kept, groups=groups)), None
         except ConfigError as error:
-            packing, why = b"", str(error)
+            packing, why = (), str(error)
         self._session.link.say(StateGiven(why), packing)
 
     def hand_over(self, order: HandOver) -> None:

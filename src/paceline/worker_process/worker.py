@@ -56,7 +56,7 @@ from paceline.job.source_digests import digests
 from paceline.launch.environment import OF_ONE_PROCESS
 from paceline.scenario.scenario import Scenario
 from paceline.store.process import fork_store
-from paceline.store.snapshots import unpack
+from paceline.store.snapshots import taken
 from paceline.training import prepare, signals
 from paceline.training.averages import AreaAverages
 from paceline.training.data.orders import Orders
@@ -72,6 +72,7 @@ from paceline.training.link import (
 from paceline.training.model.evaluating import evaluated
 from paceline.training.model.structure import Structure
 from paceline.training.optim import clipping
+from paceline.training.packing import Pieces
 from paceline.training.replaced import replace
 from paceline.training.seeding import plain_ids, seed_script
 from paceline.worker_process import interpreter, patches
@@ -262,7 +263,7 @@ class WorkerLink:
                     self._began = time.monotonic() - begin.at
                     resumed = None
                     if begin.resumed is not None:
-                        kept = unpack(attached(descriptors.pop())) if begin.resumed.kept else None
+                        kept = taken(descriptors.pop()) if begin.resumed.kept else None
                         resumed = ResumedWorker(epoch=begin.resumed.epoch, buffers=begin.resumed.buffers, kept=kept)
                     self._descriptors = descriptors[1:]
                     self._expect(RELEASES)
@@ -291,7 +292,7 @@ class WorkerLink:
                 self._hear(TOLD_WITHIN)
             return self.was_stopped
 
-    def say(self, message: messages.Message, packing: bytes = b"") -> None:
+    def say(self, message: messages.Message, packing: bytes | Pieces = b"") -> None:
         """See `training.link.Link`."""
         if self.forked and isinstance(message, UNSAID_BY_FORKED):
             return
@@ -332,7 +333,7 @@ class WorkerLink:
         if message is None:
             return None
         file = files.pop() if message.recorded else None
-        return TakenUp(area=message.area, file=file, kept=unpack(attached(files.pop())) if files else None)
+        return TakenUp(area=message.area, file=file, kept=taken(files.pop()) if files else None)
 
     def agree(self, call: Call, how: How, value: Value, pause: Callable[[], None]) -> Agreed:
         """See `training.link.Link`."""
@@ -623,7 +624,7 @@ class WorkerLink:
 
 
 def _switched(order: messages.worker.SwitchPart, files: list[int]) -> Switched:
-    return Switched(order=order, kept=unpack(attached(files.pop())) if files else None)
+    return Switched(order=order, kept=taken(files.pop()) if files else None)
 
 
 def _socket(descriptor: int) -> socket.socket:

@@ -201,9 +201,10 @@ class Switches:
     def _move(self, given: Sequence[int]) -> None:
         """The store's process has all states that it gets, of these workers. Have it make versions, or pass one on."""
         cluster, part = self._cluster, self._cluster.here.choice.part(self.part or 0)
-        if cluster.spec.optimizer != "store":
+        passes_on = "state" in self._lacks
+        if cluster.spec.optimizer != "store" and not (passes_on and given):
             cluster.store.send(messages.store.Become(part.outer))
-        if "state" in self._lacks:  # `came` follows
+        if passes_on:  # `came` follows
             shares, store = cluster.shares, cluster.store
             shares.when_own_is_whole(lambda: store.send(messages.store.SendState(None, *shares.ask())))
         elif given and cluster.shards:

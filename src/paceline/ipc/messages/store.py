@@ -176,7 +176,7 @@ class TakeShare(Message):
 class SendState(Message):
     """Send the optimizer's state, as of the newest version, for that worker. Commits may follow at once.
 
-    None: for all workers, whose own optimizers go on with it.
+    None: for all workers, whose own optimizers go on with it. If some have given theirs, it is the mean of these.
 
     If shares of that number are to come, send it once all of them are here.
     """
@@ -187,7 +187,7 @@ class SendState(Message):
 
 
 class TakeState(Message):
-    """Take what a worker's optimizer has, which comes along. See `Become`."""
+    """Take what a worker's optimizer has, which comes along. See `Become` and `SendState`."""
 
     descriptors: ClassVar[int] = 1
 
