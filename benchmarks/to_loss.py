@@ -1,13 +1,20 @@
 """How long training takes over slow links, and how many bytes, until a held-out loss: Paceline's methods, and DDP.
 
     python benchmarks/to_loss.py --markdown                          # root; 100 Mbit/s, one seed, about 40 minutes
-    python benchmarks/to_loss.py --rate 1gbit --seeds 0 1 2
+    python benchmarks/to_loss.py --rate 1gbit --seeds 0 1 2 --json fast.json
+    python benchmarks/to_loss.py --steps 20 --looks 2 --seeds 0 1 2 --variants ddp bsp --json slow.json
+    python benchmarks/to_loss.py --curves fast.json --pace slow.json
     python benchmarks/to_loss.py --quick
 
 Each machine is a network namespace with one worker, on a link shaped to `--rate` both ways, and all of them share this
 machine's cores. They train a character-level GPT of 10 M parameters, each variant with the same data. A loss is that of
 64 windows which are not trained on. Seconds are of training alone: versions are evaluated after it, and DDP's clock
 stops while its loss is computed. Bytes are those over the second machine's link, in and out.
+
+`--curves` prints a table of what `--json` has written. Under a synchronous method a step's loss is the same over any
+link. So with `--pace` only a few steps have to be made over slow links: seconds a step and bytes are those of that
+file, for the variants in it, and losses by step those of `--curves`. With three seeds or more, ± is half of the 95 %
+interval of the mean, by Student's t.
 """
 
 from __future__ import annotations
@@ -18,8 +25,8 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +34,7 @@ from step import Failed, machine, print_table
 
 from network import PORT, _run
 from paceline.net.token import Token, write
+from paceline.records.comparison import mean
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -118,29 +126,58 @@ def _began(run: Path) -> float:
         return float(ledger.execute("SELECT min(at) FROM facts").fetchone()[0])
 
 
-def table(curves: Sequence[Curve], loss: float) -> list[list[str]]:
-    """What each variant takes until that loss, beside DDP."""
-    rows = [["variant", "seed", "s to the loss", "× DDP", "MB to it", "s in all", "loss at the end", "MB a step"]]
-    for one in curves:
-        there = one.reaches(loss)
-        ddp = next((other.reaches(loss) for other in curves if (other.variant, other.seed) == ("ddp", one.seed)), None)
-        seconds = "–" if there is None else f"{there[0]:.0f}"
-        against = "–" if there is None or ddp is None else f"{there[0] / ddp[0]:.2f}"
-        megabytes = "–" if there is None else f"{there[1] * one.moved * one.steps / 1e6:.0f}"
-        end, last = one.losses[-1]
+def paced(curve: Curve, slow: Curve) -> Curve:
+    """The curve as over the links of `slow`, which made fewer steps there."""
+    a_step = slow.losses[-1][0] / slow.steps
+    shares = [place / len(curve.losses) for place in range(1, len(curve.losses) + 1)]
+    losses = [(share * curve.steps * a_step, loss) for share, (_, loss) in zip(shares, curve.losses, strict=True)]
+    return replace(curve, moved=slow.moved, losses=losses)
+
+
+def read(files: Iterable[Path]) -> list[Curve]:
+    """The curves that `--json` has written to these files."""
+    curves = [Curve(**one) for file in files for one in json.loads(file.read_text())["curves"]]
+    return [replace(one, losses=[(seconds, loss) for seconds, loss in one.losses]) for one in curves]
+
+
+def reached_by_all(curves: Sequence[Curve]) -> dict[int, float]:
+    """By seed: the loss that all variants reach."""
+    least = [(one.seed, min(loss for _, loss in one.losses)) for one in curves]
+    return {seed: max(loss for other, loss in least if other == seed) for seed, _ in least}
+
+
+def table(curves: Sequence[Curve], losses: dict[int, float]) -> list[list[str]]:
+    """What each variant takes until its seed's loss, beside DDP with that seed: means over the seeds."""
+    ddp = {one.seed: one.reaches(losses[one.seed]) for one in curves if one.variant == "ddp"}
+    rows = [["variant", "seeds", "s to the loss", "× DDP", "MB to it", "s in all", "loss at the end", "MB a step"]]
+    for variant in dict.fromkeys(one.variant for one in curves):
+        own = [one for one in curves if one.variant == variant]
+        there = [(one, one.reaches(losses[one.seed])) for one in own]
+        seconds = [None if met is None else met[0] for _, met in there]
+        firsts = [ddp.get(one.seed) for one in own]
+        ratios = [met[0] / first[0] if met and first else None for (_, met), first in zip(there, firsts, strict=True)]
+        moved = [None if met is None else met[1] * one.moved * one.steps / 1e6 for one, met in there]
         rows.append(
             [
-                one.variant,
-                str(one.seed),
-                seconds,
-                against,
-                megabytes,
-                f"{end:.0f}",
-                f"{last:.3f}",
-                f"{one.moved / 1e6:.1f}",
+                variant,
+                str(len(own)),
+                _told(seconds, ".0f"),
+                _told(ratios, ".2f"),
+                _told(moved, ".0f", spread=False),
+                _told([one.losses[-1][0] for one in own], ".0f", spread=False),
+                _told([one.losses[-1][1] for one in own], ".3f", spread=False),
+                _told([one.moved / 1e6 for one in own], ".1f", spread=False),
             ]
         )
     return rows
+
+
+def _told(values: Sequence[float | None], form: str, *, spread: bool = True) -> str:
+    found = mean(values)
+    if found is None or None in values:
+        return "–"
+    interval = "" if found.plus_minus is None or not spread else f" ± {found.plus_minus:{form}}"
+    return f"{found.mean:{form}}{interval}"
 
 
 def main() -> int:
@@ -151,18 +188,29 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100, help="of each worker (default: 100)")
     parser.add_argument("--width", type=int, default=384, help="of the model; 384 is 10 M parameters (default: 384)")
     parser.add_argument("--looks", type=int, default=10, help="losses of a run (default: 10)")
-    parser.add_argument("--loss", type=float, help="(default: the largest of the variants' least ones)")
+    parser.add_argument("--loss", type=float, help="(default: by seed, the largest of the variants' least ones)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--timeout", type=float, default=1800, metavar="S", help="of one run (default: 1800)")
     parser.add_argument("--quick", action="store_true", help="a small model and few steps: to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every curve there, as they come")
+    parser.add_argument("--curves", nargs="+", type=Path, metavar="FILE", help="run nothing: a table of these curves")
+    parser.add_argument("--pace", nargs="+", type=Path, default=(), metavar="FILE", help="as over these curves' links")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
     args = parser.parse_args()
     if args.quick:
         args.width, args.steps = 48, 100
 
+    if args.curves:
+        slow = {(one.variant, one.seed): one for one in read(args.pace)}
+        curves = read(args.curves)
+        curves = [paced(one, slow[one.variant, one.seed]) if (one.variant, one.seed) in slow else one for one in curves]
+        losses = dict.fromkeys({one.seed for one in curves}, args.loss) if args.loss else reached_by_all(curves)
+        print(f"until a loss of {', '.join(f'{loss:.3f} (seed {seed})' for seed, loss in losses.items())}")
+        print_table(table(curves, losses), markdown=args.markdown)
+        return 0
+
     about, began = machine(), time.monotonic()
-    curves: list[Curve] = []
+    curves = []
     for seed in args.seeds:
         for variant in args.variants:
             started = time.monotonic()
@@ -179,13 +227,13 @@ def main() -> int:
                 args.json.write_text(
                     json.dumps({"machine": about, "curves": [asdict(one) for one in curves]}, indent=1)
                 )
-    loss = args.loss or max(min(found for _, found in one.losses) for one in curves)
+    losses = dict.fromkeys(args.seeds, args.loss) if args.loss else reached_by_all(curves)
     print(
         f"{about['cores']} cores, {about['memory_gib']} GiB, torch {about['torch']} ({about['cpu_capability']}); "
         f"{args.hosts} machines, links of {args.rate}, {args.steps} steps each, in {time.monotonic() - began:.0f} s; "
-        f"until a loss of {loss:.3f}"
+        f"until a loss of {', '.join(f'{loss:.3f} (seed {seed})' for seed, loss in losses.items())}"
     )
-    print_table(table(curves, loss), markdown=args.markdown)
+    print_table(table(curves, losses), markdown=args.markdown)
     return 0
 
 
