@@ -184,17 +184,18 @@ def test_protocols_are_shown_as_typed_and_go_on_however_they_are(job: Job, capsy
 
 
 def test_the_linear_rule_is_of_protocols_whose_versions_are_means(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["bsp", "hsp", "all-reduce", "ddp", "asp", "ps-plus", "ad-psgd", "ripples", "sync-switch"]
+    means = {"bsp": 4, "hsp": 4, "all-reduce": 4, "ddp": 4, "quorum": 3, "quorum:m=2": 2}
+    others = ["asp", "ringmaster", "ps-plus", "local-sgd", "diloco", "ad-psgd", "ripples", "sync-switch"]
+    names = [*means, *others]
     protocols = [word for name in names for word in ("-p", name)]
     assert compare(*protocols, "-n", "4", "--learning-rate-rule", "linear") == 0
     given = {Path(flags["--out"]).name: flags.get("--learning-rate-scale") for flags in job.given}
-    assert given == {f"{name}-seed0": "4.0" if name in names[:4] else None for name in names}
-    assert {row["protocol"]: row["learning_rate_scale"] for row in state()["protocols"]} == {
-        name: 4.0 if name in names[:4] else 1.0 for name in names
-    }
+    assert given == {f"{name.replace(':', '-')}-seed0": f"{means[name]}.0" if name in means else None for name in names}
+    scales = [row["learning_rate_scale"] for row in state()["protocols"]]
+    assert scales == [float(means.get(name, 1)) for name in names]
     out = capsys.readouterr().out
-    said = "learning rates (--learning-rate-rule linear): 4 times the script's under bsp, hsp, all-reduce, ddp; the"
-    assert said in out
+    times = "4 times the script's under bsp, hsp, all-reduce, ddp and 3 times the script's under quorum and 2 times the"
+    assert f"learning rates (--learning-rate-rule linear): {times} script's under quorum:m=2; the script's own" in out
     assert "ddp: plain DistributedDataParallel over gloo, for comparison; report.html does not have it" in out
 
 

@@ -94,7 +94,9 @@ def test_two_workers_that_look_at_the_loader_train_every_sample_once(protocol: s
     assert (ended.summary["samples"], ended.summary["samples_missed"]) == (512, 0)
     opened = [(0,), (1,), *([(2,)] if looks == "inside" else [])]
     assert ended.rows("SELECT DISTINCT epoch FROM epochs ORDER BY epoch") == opened
-    assert ended.rows("SELECT count(*) FROM batches") == [(64,)], "none is skipped"
+    used = "SELECT DISTINCT epoch, batch FROM batches"  # some are used twice where late gradients are dropped
+    assert ended.rows(f"SELECT count(*) FROM ({used})") == [(64,)]
+    assert ended.rows("SELECT count(*) FROM batches WHERE used = 'skipped'") == [(0,)]
     assert main(["check", str(ended.folder)]) == 0
 
 

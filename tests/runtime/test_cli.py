@@ -108,10 +108,10 @@ def test_on_anything_but_linux_one_line_says_that_it_is_not_supported_yet(
 
 KEYS = (
     "paceline protocol workers threads seed outcome error wall_seconds steps samples samples_missed versions "
-    "steps_per_second samples_per_second per_worker staleness switches consensus final_parameters_sha256 "
-    "evaluations targets segments undone"
+    "steps_per_second samples_per_second per_worker staleness over_optimum switches consensus "
+    "final_parameters_sha256 evaluations targets segments undone"
 )
-ROW = "worker steps samples compute_seconds wait_seconds transfer_seconds other_seconds max_lead left"
+ROW = "worker steps computed samples compute_seconds wait_seconds transfer_seconds other_seconds max_lead left"
 
 
 def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the_ledger(launch: Launch) -> None:

@@ -93,7 +93,7 @@ def remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) ->
     elif len(settings["seeds"]) > 1:
         yield f"± is half of the 95 % interval of the mean over {count(len(settings['seeds']), 'seed')} (Student's t)"
     if any(row.get("over_best") for row in rows):
-        yield "× best: the time of the best method for workers this fast, as paceline explain tells it, is 1"
+        yield "× best: the run's time over that of the best method for workers this fast; paceline explain says more"
     scaled: dict[float, list[str]] = {}
     for row in rows:
         scaled.setdefault(row["learning_rate_scale"], []).append(typed[row["protocol"]])
