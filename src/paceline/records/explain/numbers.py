@@ -39,7 +39,8 @@ def numbers(found: Findings) -> dict[str, Any]:
     if found.worker is None and found.step is None:
         segments = [_segment(one) for one in found.run.segments]
         links = {"links": [_link(one) for one in found.links]} if found.links else {}
-        optimum = {key: (found.run.summary or {}).get(key) for key in ("over_optimum",)}
+        summary = found.run.summary or {}
+        optimum = {key: summary[key] for key in ("over_optimum",) if key in summary}
         return {"workers": workers, "segments": segments, **links, **optimum}
     its = [
         {
