@@ -2,8 +2,9 @@
 
     python benchmarks/to_loss.py --markdown                          # root; 100 Mbit/s, one seed, about 40 minutes
     python benchmarks/to_loss.py --rate 1gbit --seeds 0 1 2 --json fast.json
-    python benchmarks/to_loss.py --steps 20 --looks 2 --seeds 0 1 2 --variants ddp bsp --json slow.json
-    python benchmarks/to_loss.py --curves fast.json --pace slow.json
+    python benchmarks/to_loss.py --steps 20 --looks 2 --seeds 0 1 2 --variants ddp bsp --json few.json
+    python benchmarks/to_loss.py --seeds 0 1 2 --variants diloco:every=20 --json slow.json
+    python benchmarks/to_loss.py --curves slow.json --paced few.json fast.json
     python benchmarks/to_loss.py --quick
 
 Each machine is a network namespace with one worker, on a link shaped to `--rate` both ways, and all of them share this
@@ -12,9 +13,9 @@ machine's cores. They train a character-level GPT of 10 M parameters, each varia
 stops while its loss is computed. Bytes are those over the second machine's link, in and out.
 
 `--curves` prints a table of what `--json` has written. Under a synchronous method a step's loss is the same over any
-link. So with `--pace` only a few steps have to be made over slow links: seconds a step and bytes are those of that
-file, for the variants in it, and losses by step those of `--curves`. With three seeds or more, ± is half of the 95 %
-interval of the mean, by Student's t.
+link. So only a few steps have to be made over slow links: `--paced few.json fast.json` takes seconds a step and bytes
+from the first file, for the variants in it, and losses by step from the others. With three seeds or more, ± is half of
+the 95 % interval of the mean, by Student's t.
 """
 
 from __future__ import annotations
@@ -194,16 +195,17 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a small model and few steps: to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every curve there, as they come")
     parser.add_argument("--curves", nargs="+", type=Path, metavar="FILE", help="run nothing: a table of these curves")
-    parser.add_argument("--pace", nargs="+", type=Path, default=(), metavar="FILE", help="as over these curves' links")
+    parser.add_argument("--paced", nargs="+", type=Path, metavar="FILE", help="a few steps, then their losses")
     parser.add_argument("--markdown", action="store_true", help="print the table as markdown")
     args = parser.parse_args()
     if args.quick:
         args.width, args.steps = 48, 100
 
     if args.curves:
-        slow = {(one.variant, one.seed): one for one in read(args.pace)}
         curves = read(args.curves)
-        curves = [paced(one, slow[one.variant, one.seed]) if (one.variant, one.seed) in slow else one for one in curves]
+        if args.paced:
+            known = {(one.variant, one.seed): one for one in read(args.paced[1:])}
+            curves = [paced(known[one.variant, one.seed], one) for one in read(args.paced[:1])] + curves
         losses = dict.fromkeys({one.seed for one in curves}, args.loss) if args.loss else reached_by_all(curves)
         print(f"until a loss of {', '.join(f'{loss:.3f} (seed {seed})' for seed, loss in losses.items())}")
         print_table(table(curves, losses), markdown=args.markdown)
