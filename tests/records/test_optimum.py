@@ -13,6 +13,7 @@ from paceline.core.choice import choose
 from paceline.protocols import registry
 from paceline.records.optimum import PARTS, estimates, gradient_seconds, least_time, over_best, over_optimum
 from paceline.records.summary import Summary
+from paceline.records.times import StepTimes, StepTotals
 
 UNEQUAL = (1.0, 1.0, 1.0, 10.0)
 
@@ -61,25 +62,34 @@ def test_a_worker_whose_gradients_are_dropped_has_computed_them_all_the_same(tmp
 
 @pytest.mark.parametrize("protocol", ["ps-plus", "diloco:every=2", "ad-psgd", "sync-switch"])
 def test_methods_whose_versions_are_not_made_of_one_protocol_s_gradients_are_not_compared(protocol: str) -> None:
-    rows = [row(1.0, 1)]
+    rows = [row(1.0, 1.0)]
     assert over_optimum(choose(protocol, registry()).spec, 1, 1.0, 1, 1, 0.0, rows) is None
     assert over_optimum(registry()["bsp"], 1, 1.0, 1, 1, 0.0, rows) is not None
 
 
-@pytest.mark.parametrize("unknown", [(0.0, 3), (1.0, 0)])
-def test_nothing_is_said_of_workers_whose_times_are_unknown(unknown: tuple[float, int]) -> None:
-    assert gradient_seconds([row(*unknown), row(1.0, 1)]) is None
+@pytest.mark.parametrize("unknown", [None, 0.0])
+def test_nothing_is_said_of_workers_whose_times_are_unknown(unknown: float | None) -> None:
+    assert gradient_seconds([row(1.0, unknown), row(1.0, 1.0)]) is None
     assert gradient_seconds([]) is None
 
 
+def test_a_gradient_s_time_is_the_mean_without_the_first() -> None:
+    """Which is often much longer: memory is new, and kernels are chosen."""
+    totals = StepTotals()
+    assert totals.gradient is None
+    for seconds in (9.0, 1.0, 2.0):
+        totals.add(StepTimes(0.0, seconds, 0.0, 0.0, 0.0, 0.0))
+    assert (totals.gradient, totals.steps, totals.compute) == (1.5, 3, 12.0)
+
+
 def test_a_worker_that_is_there_for_half_of_the_time_counts_as_half_as_fast() -> None:
-    whole, halves = [row(8.0, 4)], [row(4.0, 2), row(4.0, 2)]
+    whole, halves = [row(8.0, 2.0)], [row(4.0, 2.0), row(4.0, 2.0)]
     assert gradient_seconds([*whole, *halves]) == [2.0, 4.0, 4.0]
 
 
-def row(seconds: float, computed: int) -> dict[str, Any]:
+def row(seconds: float, gradient: float | None) -> dict[str, Any]:
     """Of a worker that has computed all the time."""
-    return {f"{part}_seconds": 0.0 for part in PARTS} | {"compute_seconds": seconds, "computed": computed}
+    return {f"{part}_seconds": 0.0 for part in PARTS} | {"compute_seconds": seconds, "gradient_seconds": gradient}
 
 
 def test_an_explanation_names_what_would_be_faster_and_whose_gradients_were_dropped(

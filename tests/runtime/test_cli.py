@@ -111,7 +111,10 @@ KEYS = (
     "steps_per_second samples_per_second per_worker staleness over_optimum switches consensus "
     "final_parameters_sha256 evaluations targets segments undone"
 )
-ROW = "worker steps computed samples compute_seconds wait_seconds transfer_seconds other_seconds max_lead left"
+ROW = (
+    "worker steps computed gradient_seconds samples compute_seconds wait_seconds transfer_seconds other_seconds "
+    "max_lead left"
+)
 
 
 def test_json_prints_exactly_the_summary_which_has_every_key_and_agrees_with_the_ledger(launch: Launch) -> None:

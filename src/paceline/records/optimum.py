@@ -58,16 +58,15 @@ def estimates(gradient_seconds: Iterable[float], noise: float) -> dict[str, floa
 
 
 def gradient_seconds(rows: Sequence[Mapping[str, Any]]) -> list[float] | None:
-    """Return how long each worker computed for a gradient, by `per_worker` of a summary. None: some did for none.
+    """Return how long each worker computes for a gradient, by `per_worker` of a summary. None: of some that is unknown.
 
     A worker that was there for half of the time counts as half as fast.
     """
-    both = [(row["compute_seconds"], row.get("computed")) for row in rows]
-    if not both or not all(map(all, both)):
+    taken: list[float] = [row.get("gradient_seconds") or 0.0 for row in rows]
+    if not all(taken):
         return None
     stayed = [math.fsum(row[f"{part}_seconds"] for part in PARTS) for row in rows]
-    longest = max(stayed)
-    return [seconds / steps * longest / there for (seconds, steps), there in zip(both, stayed, strict=True)]
+    return [seconds * max(stayed) / there for seconds, there in zip(taken, stayed, strict=True)] or None
 
 
 def over_optimum(
@@ -81,7 +80,7 @@ def over_optimum(
 ) -> dict[str, float] | None:
     """Return how many times longer the run takes than the best method would, by s: for 0, n and 4n with n `workers`.
 
-    `seconds`: of the run, in which so many versions were made of so many steps' gradients. `staleness`: their mean
+    `seconds`: of training, in which so many versions were made of so many steps' gradients. `staleness`: their mean
     one. `rows`: `per_worker` of the summary. None where versions aren't made of gradients by one protocol, or none was
     made.
     """

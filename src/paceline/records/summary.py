@@ -147,6 +147,8 @@ class Tally:
     """By worker."""
     steps: int = 0
     """Applied updates, without those lost with a replica."""
+    applied_at: float = 0.0
+    """When the last one was ordered."""
     staleness: Counter[int] = field(default_factory=Counter)
     counted: bool = True
     """Whether every gradient so far told its samples."""
@@ -166,6 +168,7 @@ class Tally:
             self.counted = self.counted and fact.samples is not None
         for outcome in moment.outcomes:
             if isinstance(outcome, Applied):
+                self.applied_at = fact.at
                 self.shares[outcome.worker].stale = self._count(outcome, 1)
             elif not isinstance(outcome, Undone) and outcome.lost is not None:
                 self._count(outcome.lost, -1)
@@ -256,7 +259,8 @@ class Tally:
         made = model.versions if protocol.has_store else max((row["steps"] for row in rows), default=0)
         optimum = None
         if steps and not model.resumed:  # an earlier segment may have had another protocol
-            optimum = over_optimum(protocol.spec, workers, wall, made, steps, total / steps, rows)
+            seconds = self.applied_at - (model.began or 0.0)
+            optimum = over_optimum(protocol.spec, workers, seconds, made, steps, total / steps, rows)
         summary = {
             "paceline": __version__,
             "protocol": {"name": protocol.spec.name, "config": protocol.parameters()},
@@ -354,6 +358,7 @@ class Tally:
             "worker": worker,
             "steps": share.steps,
             "computed": times.steps,
+            "gradient_seconds": times.gradient,
             "samples": self._if_counted(share.samples),
             **seconds,
             "other_seconds": max(other, 0.0),

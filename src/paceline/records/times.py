@@ -31,6 +31,8 @@ class StepTotals:
 
     steps: int = 0
     """How many have been computed, whatever became of their gradients."""
+    first: float = 0.0
+    """What the first one took to compute, which is often much longer than the others."""
     compute: float = 0.0
     wait: float = 0.0
     transfer: float = 0.0
@@ -41,6 +43,7 @@ class StepTotals:
 
     def add(self, times: StepTimes) -> None:
         """Add a finished step."""
+        self.first = self.first if self.steps else times.compute
         self.steps += 1
         self.compute += times.compute
         self.wait += times.wait
@@ -52,6 +55,11 @@ class StepTotals:
             self.to_device = (self.to_device or 0.0) + times.to_device
         if times.from_device is not None:
             self.from_device = (self.from_device or 0.0) + times.from_device
+
+    @property
+    def gradient(self) -> float | None:
+        """Seconds of computing a gradient: the mean without the first one. None if there is no other."""
+        return (self.compute - self.first) / (self.steps - 1) if self.steps > 1 else None
 
     @property
     def copied(self) -> bool:

@@ -377,6 +377,8 @@ def _what_helps(found: Findings, phases: Mapping[str, float], total: float) -> l
         ratio = _ratio(found, culprits)
         steady = ratio is not None and ratio >= SLOWER
         names = [name for name in ((never,) if steady else (seldom, never)) if name != spec.name]
+        if names and others < (1 + WORTH_SAYING) * (others - seconds):
+            names = []  # next to nothing is to be won
         if names:
             whom = whose if steady else "one slow step"
             price = "staler parameters" if spec.state == "store" else "replicas that agree less"
