@@ -584,3 +584,26 @@ def test_the_optimizer_goes_on_from_the_mean_of_the_workers_states_with_the_larg
     mean = store.mean_of_taken()
     assert mean is not None
     assert (mean.state[0]["momentum_buffer"].tolist(), store.mean_of_taken()) == ([[2.5] * 3] * 2, None)
+
+
+class Scaled(nn.Module):
+    """A parameter of no dimension beside others, as CLIP has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(-0.7))
+        self.linear = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_store_that_begins_with_what_another_one_has_steps_the_same_parameters_together(stepped: bool) -> None:
+    """A version's checksum depends on which are stepped together: a replay makes on one host what several have made."""
+    model = Scaled()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if stepped:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    first, second = store_of(model, optimizer), store_of(model, optimizer)
+    second.begin_with(first.whole(first.begin_keeping()))
+    assert [part.is_split for part in second.parts] == [part.is_split for part in first.parts]

@@ -453,6 +453,8 @@ def _alike(piece: Piece, state: State, layout: Layout) -> bool:
         return True
     wholes = [layout.moving[span.number].shape for span in piece.spans]
     states = [state.get(span.number, {}) for span in piece.spans]
+    if not any(states):  # none has been stepped
+        return True
     # a scalar parameter's step count has the same shape as its moments
     if () in wholes or any(one.keys() != states[0].keys() for one in states):
         return False
