@@ -181,6 +181,13 @@ def _told(values: Sequence[float | None], form: str, *, spread: bool = True) -> 
     return f"{found.mean:{form}}{interval}"
 
 
+def show(curves: Sequence[Curve], args: argparse.Namespace) -> None:
+    """Print the losses to reach, and the table."""
+    losses = dict.fromkeys({one.seed for one in curves}, args.loss) if args.loss else reached_by_all(curves)
+    print(f"until a loss of {', '.join(f'{loss:.3f} (seed {seed})' for seed, loss in losses.items())}")
+    print_table(table(curves, losses), markdown=args.markdown)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", nargs="+", choices=tuple(VARIANTS), default=tuple(VARIANTS))
@@ -206,9 +213,7 @@ def main() -> int:
         if args.paced:
             known = {(one.variant, one.seed): one for one in read(args.paced[1:])}
             curves = [paced(known[one.variant, one.seed], one) for one in read(args.paced[:1])] + curves
-        losses = dict.fromkeys({one.seed for one in curves}, args.loss) if args.loss else reached_by_all(curves)
-        print(f"until a loss of {', '.join(f'{loss:.3f} (seed {seed})' for seed, loss in losses.items())}")
-        print_table(table(curves, losses), markdown=args.markdown)
+        show(curves, args)
         return 0
 
     about, began = machine(), time.monotonic()
@@ -229,13 +234,11 @@ def main() -> int:
                 args.json.write_text(
                     json.dumps({"machine": about, "curves": [asdict(one) for one in curves]}, indent=1)
                 )
-    losses = dict.fromkeys(args.seeds, args.loss) if args.loss else reached_by_all(curves)
     print(
         f"{about['cores']} cores, {about['memory_gib']} GiB, torch {about['torch']} ({about['cpu_capability']}); "
-        f"{args.hosts} machines, links of {args.rate}, {args.steps} steps each, in {time.monotonic() - began:.0f} s; "
-        f"until a loss of {', '.join(f'{loss:.3f} (seed {seed})' for seed, loss in losses.items())}"
+        f"{args.hosts} machines, links of {args.rate}, {args.steps} steps each, in {time.monotonic() - began:.0f} s"
     )
-    print_table(table(curves, losses), markdown=args.markdown)
+    show(curves, args)
     return 0
 
 

@@ -37,15 +37,21 @@ from paceline.ipc.messages.worker import (
     StepFinished,
     Stepped,
 )
-from paceline.store.snapshots import unpack
+from paceline.store.snapshots import OfWorker
 from paceline.training import prepare as prepare_module
 from paceline.training.data.orders import Orders
 from paceline.training.link import Offer, ResumedWorker, Started, Switched
+from paceline.training.packing import unpacked
 from paceline.training.seeding import seed_script
 from support.stores import same
 from support.suites import each
 
 SEED, EPOCHS, BATCHES = 3, 4, 5
+
+
+def unpack(data: bytes) -> OfWorker:
+    """What a worker has packed."""
+    return OfWorker(**unpacked(data))
 
 
 @dataclass

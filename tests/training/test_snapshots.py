@@ -227,7 +227,7 @@ def test_the_digest_that_is_returned_is_the_file_s(tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(packing)
     with (tmp_path / "packed").open("rb") as file:
         assert snapshots.write_packed(tmp_path / "worker", file.fileno()) == hashlib.sha256(packing).hexdigest()
-    assert snapshots.unpack((tmp_path / "worker").read_bytes()).kept == {"ema": {"step": 3}}
+    assert OfWorker(**unpacked((tmp_path / "worker").read_bytes())).kept == {"ema": {"step": 3}}
     assert snapshots.read(OfWorker, tmp_path / "worker").kept == {"ema": {"step": 3}}
 
 

@@ -21,7 +21,7 @@ from paceline.errors import ConfigError
 from paceline.files import to_disk
 from paceline.ipc.channel import path_of
 from paceline.store.chunks import Chunk, PartState, State
-from paceline.training.packing import Pieces, Tree, load, pieces, save, unpacked
+from paceline.training.packing import Pieces, Tree, load, pieces, save
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +122,11 @@ def pack(part: OfWorker) -> Pieces:
     return pieces(_tree(part), "the worker")
 
 
-def unpack(data: bytes) -> OfWorker:
-    """Unpack the result of `pack`, in one piece."""
-    return OfWorker(**unpacked(data))
-
-
 def taken(descriptor: int, *, copied: bool = True) -> OfWorker:
-    """Unpack the file that came along with a message, and close it. `copied`: see `packing.load`."""
+    """Unpack the result of `pack` from the file that came along with a message, and close that.
+
+    `copied`: see `packing.load`.
+    """
     with path_of(descriptor) as file:
         return OfWorker(**load(file, copied=copied))
 

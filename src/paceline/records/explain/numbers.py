@@ -39,8 +39,8 @@ def numbers(found: Findings) -> dict[str, Any]:
     if found.worker is None and found.step is None:
         segments = [_segment(one) for one in found.run.segments]
         links = {"links": [_link(one) for one in found.links]} if found.links else {}
-        summary = found.run.summary or {}
-        optimum = {key: summary[key] for key in ("over_optimum",) if key in summary}
+        ratios = (found.run.summary or {}).get("over_optimum")
+        optimum = {} if ratios is None else {"over_optimum": ratios}
         return {"workers": workers, "segments": segments, **links, **optimum}
     its = [
         {
