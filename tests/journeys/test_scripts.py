@@ -63,7 +63,7 @@ def test_schedules_buffers_masks_and_decisions_are_those_of_one_run(protocol: st
     torch.testing.assert_close(run.final()["1.running_mean"].double(), means.mean(0), rtol=1e-5, atol=1e-6)
     rates = [rate for (rate,) in run.rows("SELECT json_extract(learning_rates, '$[0]') FROM pushes ORDER BY rowid")]
     assert max(rates) == pytest.approx(0.05, rel=0.05)
-    assert rates[-1] < 0.005, "its worker may have been released a few batches before the end"
+    assert min(rates) < 0.005, "the last push may be of a worker that was released long before the end"
     assert (found := checked(run.folder)).ok, found.wrong
     again = replayed(run.folder)
     assert again.code == 0, again.out + again.err
