@@ -650,7 +650,7 @@ def test_whoever_stops_it_has_a_summary_of_what_was_reached_and_is_told_of_nothi
 class Given(EmptySteps):
     """So many steps have data, for each worker."""
 
-    def amount(self, worker: int, step: int) -> Amount:
+    def amount(self, worker: int, step: int, batches: int) -> Amount:
         if step >= 5:
             raise NoData
         return Amount(1)

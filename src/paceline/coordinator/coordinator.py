@@ -27,6 +27,7 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    ShareOut,
     StartPull,
     StartPush,
     StepReplica,
@@ -142,6 +143,9 @@ class Coordinator:
                 run_state.data.dropped(order)
             case LeaveOut(worker=worker):
                 run_state.data.leases.leave_out(worker)
+            case ShareOut(why=why):
+                if not run_state.settings.quiet:
+                    run_state.output.say(run_state.settings.choice.sentence(why))
             case SwitchProtocol():
                 self._switch(order)
 

@@ -264,6 +264,9 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
         raise ConfigError(why)
     if any(part.fragments.overlap for part in parts):
         raise ConfigError(f"{name}: a part has an overlap, which no switch can end yet; leave out overlap")
+    if spec.around is not None:
+        (key,), (part,) = spec.parts, parts
+        return Choice(spec.around(config, part), replace(config, **{key: str(part)}))
     named_briefly = {key: brief(part.spec, part.parameters()) for key, part in zip(spec.parts, parts, strict=True)}
     return Choice(spec, replace(config, **named_briefly), parts)
 

@@ -140,6 +140,9 @@ class Spec:
     """The number of the part that decides at first."""
     parts_misfit: Callable[[Any, Sequence[Spec]], str] | None = None
     """Says why this config can't consist of these parts. Empty: it can."""
+    around: Callable[[Any, Any], Spec] | None = None
+    """Where this adds something to its only part: returns the entry of the two together, which has no parts. It gets
+    the config, and the part's `core.choice.Choice`."""
     misfit: Callable[[Any, Sequence[str]], str] | None = None
     """Says why this config can't train on the workers' hosts. Empty: it can."""
     unfit: Callable[[Any, Sequence[Mapping[str, Any]]], str] | None = None

@@ -36,6 +36,8 @@ class Release:
     overlap: int = 0
     """How many of the last steps go into the next update: this one is made before them, and is pushed meanwhile. If all
     of them do, this one was made before."""
+    batches: int = 1
+    """Of how many batches its gradient is the mean, as long as there is data."""
     progress: int = field(default=0, compare=False)
     """Batches that the run has used when this is carried out, which the coordinator fills in. Schedules follow it."""
     pace: int = field(default=0, compare=False)
@@ -53,6 +55,7 @@ class Release:
             parameters=self.parameters,
             steps=1 if cut else self.steps,
             overlap=0 if cut else self.overlap,
+            batches=self.batches,
             progress=progress,
             pace=pace,
             cut=cut,
@@ -171,6 +174,15 @@ class AdjustTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareOut:
+    """From now on a round's batches are shared out like this. The user is told; `Release.batches` has each share."""
+
+    shares: tuple[tuple[int, int], ...]
+    """(worker, batches), ascending."""
+    why: Why = field(default=UNSAID, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchProtocol:
     """Let that protocol decide from now on. Processes stay as they are, and so do parameters in a store.
 
@@ -252,6 +264,7 @@ Order = (
     | DropUpdate
     | LeaveOut
     | AdjustTraining
+    | ShareOut
     | SwitchProtocol
     | StepReplica
     | Reduce

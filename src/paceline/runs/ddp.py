@@ -259,6 +259,11 @@ class DdpWorker:
             return None
         return self._fetched * self.workers, self._fetched
 
+    @property
+    def absorbs(self) -> bool:
+        """See `schedules.FollowedRun`. Each of the script's steps is one of the run."""
+        return False
+
     def remark_once(self, key: str, line: str) -> None:
         """See `schedules.FollowedRun`. A run says it."""
 

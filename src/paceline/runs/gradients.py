@@ -47,10 +47,10 @@ class RealTraining:
     def carry_out(self, order: Order, at: float) -> None:
         self.workers.direct(order, at)
 
-    def amount(self, worker: int, step: int) -> Amount:
+    def amount(self, worker: int, step: int, batches: int) -> Amount:
         result = self.workers.result(worker, step)
         if isinstance(result, GradientReady):
-            return Amount(result.samples, result.weight)
+            return Amount(result.samples, result.weight, batches)
         raise NoData
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:

@@ -289,12 +289,12 @@ class Scenario:
             deaths[event.worker].append((number, event))
         return self
 
-    def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int) -> float:
-        """Return how many seconds this step should take, which starts at second `at` of the run.
+    def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int, batches: int = 1) -> float:
+        """Return how many seconds this step of so many batches should take, which starts at second `at` of the run.
 
-        That is `compute`, or else the `measured` seconds, × jitter factor × active slowdowns ÷ speed.
+        That is `compute` for each batch, or else the `measured` seconds, × jitter factor × active slowdowns ÷ speed.
         """
-        base = measured if self.compute is None else self.compute
+        base = measured if self.compute is None else self.compute * batches
         return base * self.jitter_factor(worker, step, seed) * self.slowed(worker, step, at) / self.speed(worker)
 
     def slowed(self, worker: int, step: int, at: float) -> float:

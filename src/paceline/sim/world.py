@@ -66,8 +66,11 @@ class SimulatedTraining(Protocol):
     def carry_out(self, order: Order, at: float) -> None:
         """Carry the order out to its end."""
 
-    def amount(self, worker: int, step: int) -> Amount:
-        """Return how much data is in that step's gradient. Raises NoData if there was none left."""
+    def amount(self, worker: int, step: int, batches: int) -> Amount:
+        """Return how much data is in that step's gradient, of so many batches or of what is left of them.
+
+        Raises NoData if there was none left.
+        """
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """A group's average is made or has failed, a copy is made, or a worker has joined."""
@@ -84,6 +87,8 @@ class Amount(NamedTuple):
 
     samples: int | None
     weight: float | None = None
+    batches: int = 1
+    """How many batches that is."""
 
 
 class NoData(Exception):
@@ -98,26 +103,32 @@ class EmptySteps:
     size: int | None
     """Samples in each step."""
     left_over: float = math.inf
-    """Steps that there is still data for."""
+    """Batches that are left."""
+    taken: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By (worker, step): its batches, if it is not one."""
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `SimulatedTraining`."""
         if isinstance(order, DropUpdate) and order.samples == "return":
-            self.left_over += len(steps_of(order))
+            self.left_over += sum(self.taken.pop((order.worker, step), 1) for step in steps_of(order))
 
-    def amount(self, worker: int, step: int) -> Amount:
+    def amount(self, worker: int, step: int, batches: int) -> Amount:
         """See `SimulatedTraining`."""
         if not self.left_over:
             raise NoData
-        self.left_over -= 1
-        return Amount(self.size)
+        taken = int(min(self.left_over, batches))
+        self.left_over -= taken
+        if batches > 1:
+            self.taken[worker, step] = taken
+        return Amount(None if self.size is None else self.size * taken, batches=taken)
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """See `SimulatedTraining`."""
 
     def left(self, worker: int, reason: str, untold: int | None) -> None:
         """See `SimulatedTraining`."""
-        self.left_over += untold is not None
+        if untold is not None:
+            self.left_over += self.taken.pop((worker, untold), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,8 @@ class SimulatedWorker:
     """What it is permitted beyond that step."""
     revoked: bool = False
     """Whether that was revoked."""
+    batches: int = 1
+    """How many batches that step is of, if there are as many."""
     version: int = -1
     """The version that it computes that step on."""
     took: int | None = None
@@ -433,7 +446,7 @@ class World:
 
     def _release(self, order: Release) -> None:
         worker = self._workers[order.worker]
-        worker.step, worker.version = order.step, order.version
+        worker.step, worker.version, worker.batches = order.step, order.version, order.batches
         worker.rest, worker.revoked = order.rest, False
         if order.parameters == "pull":
             worker.awaits = order.version
@@ -464,7 +477,7 @@ class World:
             self._at(self.now, lambda: self._die(kill))
             return
         try:
-            amount = self._training.amount(number, step)
+            amount = self._training.amount(number, step, worker.batches)
         except NoData:
             worker.declined = True
             self._at_once.append(StepDeclined(worker=number, step=step, at=self.now))
@@ -486,8 +499,8 @@ class World:
         prepared = (self.now - since) * own
         self._tell_times(number, worker, self.now - prepared)
         worker.prepared, worker.began = prepared, self.now
-        seconds = self._costs.compute(number, worker.step, self.now)
-        works = 0.0 if self._cores is None else min(seconds, self._costs.works(number, worker.step))
+        seconds = self._costs.compute(number, worker.step, self.now) * amount.batches
+        works = 0.0 if self._cores is None else min(seconds, self._costs.works(number, worker.step) * amount.batches)
         if not works:
             worker.computed = seconds
             self._at(self.now + seconds, lambda: self._computed(number, worker, amount))
@@ -520,7 +533,7 @@ class World:
         worker.on_the_way[step] = None
         if worker.rest is not None:
             self._at(self.now, lambda: self._further(number, worker))
-        samples, weight = amount
+        samples, weight, _ = amount
         return GradientReady(
             worker=number, step=step, version=worker.version, samples=samples, weight=weight, at=self.now
         )

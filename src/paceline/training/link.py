@@ -180,8 +180,11 @@ class Link(Protocol):
     def refuse(self, message: str) -> None:
         """Tell the run that the script asks for something that cannot be done. The run ends with this line."""
 
-    def stretch(self, step: int, measured: float) -> None:
-        """Wait until this step has taken as long as the scenario says, or the run stops. So far: `measured` seconds."""
+    def stretch(self, step: int, measured: float, batches: int = 1) -> None:
+        """Wait until this step has taken as long as the scenario says, or the run stops. So far: `measured` seconds.
+
+        `batches`: how many batches it is of that the script alone would have stepped with.
+        """
 
     def take_up(self, announce: bool) -> TakenUp | None:
         """Take part from now on. Wait for what comes with that; None when nothing is left to do.

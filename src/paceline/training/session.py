@@ -37,6 +37,7 @@ from paceline.training.link import Asked, Started, Switched, TakenUp
 from paceline.training.model.non_optimized import NonOptimized
 from paceline.training.model.structure_edits import StructureEdits
 from paceline.training.optim.clipping import OwnClipping
+from paceline.training.optim.gradient_sum import GradientSum
 from paceline.training.optim.gradients import Gradients
 from paceline.training.optim.other_training import OtherTraining
 from paceline.training.optim.pre_training_edits import PreTrainingEdits
@@ -106,6 +107,8 @@ class Session:
         self.changes = PreTrainingEdits(context, self.holder, self.fixed, resumed is not None, self.hear_switches)
         self.other_training = OtherTraining(self)
         self.gradients = Gradients(context.parameters)
+        self._several = GradientSum(context)
+        """Where a release is for several batches: the gradients of its steps so far."""
         self.batches = Batches(leased=offered.loads, named=partial(in_variables, thread=threading.get_ident()))
         """What the script has fetched, and what its gradients are of."""
         self.snapshots = SnapshotOrders(self, kept)
@@ -189,7 +192,10 @@ class Session:
 
     @undisturbed
     def step(self) -> None:
-        """Push this step's gradient, wait for the next release, install its version."""
+        """Push this step's gradient, wait for the next release, install its version.
+
+        Where its release is for several batches, only take the gradient until the last one.
+        """
         self.come_by()
         if self.joins:  # nobody has ordered this gradient: its parameters may be gone by now
             self.batches.discard()
@@ -198,15 +204,46 @@ class Session:
             return
         if self.go is None:
             return
-        computed = self._computed(self.go.step)
+        if self.go.batches == 1:
+            self._make_step(self.go)
+            return
+        stands = self.batches.step(bool(self.gradients.there()))
+        self.used += len(stands.batches) + len(stands.skipped)
+        self._several.add(stands)
+        if self.absorbs:
+            self._tell_of_batches()
+        else:
+            self._make_step_of_several(self.go)
+
+    @property
+    def absorbs(self) -> bool:
+        """Whether the script's last step was not the last one of its release, which makes one step of several."""
+        return self.go is not None and 0 < len(self._several.steps) < self.go.batches
+
+    @undisturbed
+    def make_step_so_far(self) -> None:
+        """Make the step of what there is of its batches, as none come for now."""
+        if self.absorbs:
+            assert self.go is not None
+            self._make_step_of_several(self.go)
+
+    def _make_step_of_several(self, go: Compute) -> None:
+        stands = Stands.of(self._several.steps)
+        with self._several.shown():
+            self._make_step(go, stands)
+
+    def _make_step(self, go: Compute, stands: Stands | None = None) -> None:
+        """`stands`: for what, if the script has stepped several times."""
+        computed = self._computed(go.step)
         moved = bool(self.fixed.moved)
         edits = self.changes.see_to()
         if self.fixed.moved and not moved:  # from here on the run knows that versions have such values
             self.tell_values()
-        stands = self.batches.step(bool(self.gradients.there()))
+        if stands is None:
+            stands = self.batches.step(bool(self.gradients.there()))
+            self.used += len(stands.batches) + len(stands.skipped)
         self._tell_of_batches()
         self.permit.used(len(stands.batches) if self._loads else 0)
-        self.used += len(stands.batches) + len(stands.skipped)
         gradient = None if self.steps else self._first_gradient(stands)
         if self.loop_is_due and not self.steps:
             self.context.remark(never_iterated(self.link.workers))
@@ -215,15 +252,15 @@ class Session:
             self.snapshots.keep(self.link.heard_to_keep())
             self.snapshots.send()
         self.holder.step()
-        self.last_step = self.go.step
+        self.last_step = go.step
         scalars = self._changed_scalars()
         pushed = time.monotonic()
         to_device, from_device = self.holder.copied() or (None, None)
         clock = self._clock
         self.link.say(
             StepFinished(
-                step=self.go.step,
-                version=self.go.version,
+                step=go.step,
+                version=go.version,
                 batches=pairs(stands.batches) if self._loads else None,
                 skipped=pairs(stands.skipped),
                 again=pairs(stands.again),
@@ -246,7 +283,7 @@ class Session:
     def _computed(self, step: int) -> float:
         """Wait until the step is computed, and for as long as the scenario says. Return when that was."""
         self.holder.settle()
-        self.link.stretch(step, time.monotonic() - self._clock.began)
+        self.link.stretch(step, time.monotonic() - self._clock.began, max(1, len(self._several.steps)))
         return time.monotonic()
 
     def _first_gradient(self, stands: Stands) -> str | None:
@@ -402,6 +439,7 @@ class Session:
     @undisturbed
     def done_computing(self) -> None:
         """Make no further step: no worker is to wait for this one."""
+        self.make_step_so_far()
         self.other_training.ends()
         self.tell_values()
         if self.go is not None or self.joins:
@@ -420,6 +458,7 @@ class Session:
     @undisturbed
     def pause(self) -> None:
         """Make no step until the run says so. Other workers' steps don't wait for this one meanwhile."""
+        self.make_step_so_far()
         self.holder.settle()
         self.make_update()
         self.permit.ends()
@@ -495,7 +534,7 @@ class Session:
             if self.batches.changed:
                 self.batches.gradient(number)
                 self.gradients.first = number
-            if self.go is not None:
+            if self.go is not None and self.go.batches == 1:  # else they come into the push area as one
                 self.holder.take(number)
             self.gradients.made(number)
 

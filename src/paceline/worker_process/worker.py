@@ -308,12 +308,12 @@ class WorkerLink:
         """See `training.link.Link`."""
         self.say(messages.worker.ScriptRefused(message))
 
-    def stretch(self, step: int, measured: float) -> None:
+    def stretch(self, step: int, measured: float, batches: int = 1) -> None:
         """See `training.link.Link`. A scenario's worker also dies here, with its gradient ready and not pushed."""
         if self._scenario.kill_at_step(self.worker, step) is not None:
             os.kill(os.getpid(), signal.SIGKILL)
         started = time.monotonic() - measured - self._began
-        lacking = self._scenario.step_seconds(self.worker, step, started, measured, self.seed) - measured
+        lacking = self._scenario.step_seconds(self.worker, step, started, measured, self.seed, batches) - measured
         if lacking > 0:
             self.pause(lacking)
 

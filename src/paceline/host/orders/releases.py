@@ -192,6 +192,7 @@ class Releases:
             dropped,
             order.overlap,
             areas[1],
+            order.batches,
         )
         self._send(order.worker, compute)
         for do in self._unsent.pop(order.worker, ()):

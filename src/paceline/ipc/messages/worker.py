@@ -620,6 +620,8 @@ class Compute(Message):
     and none at the end."""
     next_area: int = -1
     """The push area for that other update."""
+    batches: Count = 1
+    """How often the script steps in it: its gradient is the mean of theirs."""
 
 
 class Revoke(Message):

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from types import FrameType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -79,6 +79,27 @@ class Stands:
     """The batches that the script has left out since the step before."""
     weight: float | None
     """What its update weighs in a mean, if it is not the number of samples in `batches` and `again`."""
+    samples: int
+    """In `batches` and `again`."""
+
+    @property
+    def weighs(self) -> float | None:
+        """What its update weighs in a mean; None if that is unknown."""
+        return self.weight if self.weight is not None else self.samples or None
+
+    @classmethod
+    def of(cls, steps: Sequence[Stands]) -> Stands:
+        """Return what one step stands for that has the gradients of all of these."""
+        samples = sum(one.samples for one in steps)
+        weights = [one.weighs for one in steps if one.weighs is not None]
+        weight = sum(weights) if len(weights) == len(steps) else None
+        return cls(
+            tuple(chain.from_iterable(one.batches for one in steps)),
+            tuple(chain.from_iterable(one.again for one in steps)),
+            tuple(chain.from_iterable(one.skipped for one in steps)),
+            None if weight == samples and samples else weight,
+            samples,
+        )
 
 
 def _one_at_a_time(method: Callable[Concatenate[Batches, P], R]) -> Callable[Concatenate[Batches, P], R]:
@@ -239,7 +260,7 @@ class Batches:
         self._backward.clear()
         self.changed = True
         skipped, self._skipped = tuple(self._skipped), []
-        return Stands(_leased(new), _leased(again), skipped, None if weight == samples and samples else weight)
+        return Stands(_leased(new), _leased(again), skipped, None if weight == samples and samples else weight, samples)
 
     @_one_at_a_time
     def loop_ended(self, handed_out: Sequence[Batch]) -> None:

@@ -236,6 +236,8 @@ class PacedLoader(_Paced, SharedOut):
         """End the iteration's present loop."""
         session, loop = self._session, iteration.loop
         if not looked:
+            if session.here:
+                session.make_step_so_far()
             session.other_training.loop_ended()
             loop.ended = True
             if session.here:
@@ -431,6 +433,7 @@ class PacedStream(_Paced):
                 asked = time.monotonic()
         finally:
             session.epoch = loops.epoch + 1
+        session.make_step_so_far()
         session.other_training.loop_left()
         session.other_training.loop_ended()
         loops.trained += session.steps > steps

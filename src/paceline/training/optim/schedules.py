@@ -42,6 +42,10 @@ class FollowedRun(Protocol):
         None outside of a loop over the prepared loader, and where batches are not counted: a call is a step then.
         """
 
+    @property
+    def absorbs(self) -> bool:
+        """Whether the script's last step was one of several that make one step of the run, and not the last one."""
+
     def remark_once(self, key: str, line: str) -> None:
         """Tell the user once, by `key`, what this worker does."""
 
@@ -126,6 +130,8 @@ class Schedule:
         if len(self._windows) < WINDOWS:
             self._windows.append(max(1, own - self._used))
         self._used = own
+        if self._run.absorbs:
+            return 0
         if of_run <= own:  # no other worker has trained: each call is a step, whatever it comes after
             return 1
         return max(1, math.ceil(of_run / self._each) - self._at)
@@ -219,6 +225,11 @@ class RunSchedules:
         session = self._session
         used = session.run_used if session.go is not None else max(session.run_used, session.snapshots.used)
         return (used, session.used) if session.looping else None
+
+    @property
+    def absorbs(self) -> bool:
+        """See `FollowedRun`."""
+        return self._session.absorbs
 
     def remark_once(self, key: str, line: str) -> None:
         """See `FollowedRun`."""
