@@ -27,6 +27,7 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    ShareOut,
     StartPull,
     StartPush,
     StepReplica,
@@ -132,6 +133,10 @@ def told(machine: Machine, choice: Choice, fact: Fact) -> list[str]:
 def said(order: Order, *, replicas: bool) -> str:
     """The order in words. `replicas`: whether each worker owns one."""
     match order:
+        case Release(batches=batches) if batches > 1:
+            return f"{said(replace(order, batches=1), replicas=replicas)}, of {batches} batches"
+        case ShareOut(shares=shares):
+            return f"a round has {listed([f'{share} batches of worker {worker}' for worker, share in shares])}"
         case Release(worker=worker, step=step, parameters="own"):
             return f"worker {worker} computes step {step} on its own replica, version {order.version}"
         case Release(worker=worker, step=step, version=version, steps=steps) if steps > 1:

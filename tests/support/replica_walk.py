@@ -29,6 +29,7 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    ShareOut,
     StepReplica,
     SwitchProtocol,
 )
@@ -223,6 +224,9 @@ class ReplicaWorld(World):
                     raise Broken(f"the mean of group {self.jobs[source].mean} is not in it yet: {order}")
                 task.phase, task.source, task.replica = "copying", source, self.jobs[source].replica
                 task.shares = dict(self.jobs[source].alone)
+            case ShareOut(shares=shares):
+                if [worker for worker, _ in shares] != sorted(self.jobs) or min(share for _, share in shares) < 1:
+                    raise Broken(f"each worker that is here has a share: {order}")
             case Release(worker=worker, step=step, version=version, parameters=parameters):
                 if self.jobs[worker].phase == "bare" and self._nobody_to_copy():
                     self.jobs[worker].phase, self.jobs[worker].replica = "idle", 0

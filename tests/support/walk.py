@@ -40,6 +40,7 @@ from paceline.core.orders import (
     LeaveOut,
     Order,
     Release,
+    ShareOut,
     StartPull,
     StartPush,
     SwitchProtocol,
@@ -483,6 +484,9 @@ class World:
                 self._live(order, worker)
                 if not (scale > 0 and 0 <= momentum <= 1):
                     raise Broken(f"rates must be above 0, and momentum at most the script's: {order}")
+            case ShareOut(shares=shares):
+                if [worker for worker, _ in shares] != sorted(self.jobs) or min(share for _, share in shares) < 1:
+                    raise Broken(f"each worker that is here has a share: {order}")
             case SwitchProtocol(members=members):
                 busy = [one for one, job in self.jobs.items() if job.phase not in ("idle", "arrived", "declined")]
                 if busy or any(job.pushing is not None for job in self.jobs.values()):

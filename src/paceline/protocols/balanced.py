@@ -320,6 +320,6 @@ SPEC = Spec(
         ),
     },
     reasons={
-        "shares": "a round has {0} batches, {1:.3g} times as many as there are workers; by speed each gets {2} to {3}",
+        "shares": "a round has {0} batches, {1:.3g} for each worker on average: from {2} to {3} by speed",
     },
 )

@@ -24,7 +24,7 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StartPush, StepReplica, SwitchProtocol
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, Release, StartPush, StepReplica, SwitchProtocol
 from paceline.core.reasons import Why
 from paceline.records.update_outcomes import Fate, UpdateOutcomes
 from paceline.records.waits import Waits, WorkerWait
@@ -112,6 +112,12 @@ class RunModel:
     counts: Counts = field(default_factory=Counts)
     """Steps of the workers that have not declined the next one, in this segment."""
     outcomes: UpdateOutcomes = field(default_factory=UpdateOutcomes)
+    released: dict[int, int] = field(default_factory=dict)
+    """By worker: the batches of its last release."""
+    batch: float = 0.0
+    """The most samples in a batch, as far as they are counted."""
+    several: bool = False
+    """Whether any step was released for several batches."""
     _left: dict[int, list[Stay]] = field(default_factory=dict)
     """By worker: its stays that have ended."""
 
@@ -130,6 +136,7 @@ class RunModel:
             case GradientReady():
                 self.outcomes.fact(fact)
                 self.finished[fact.worker] = fact.step
+                self.batch = max(self.batch, (fact.samples or 0) / self.released.get(fact.worker, 1))
             case UpdateArrived():
                 advanced.append(fact.worker)
             case ParametersTaken():
@@ -153,6 +160,9 @@ class RunModel:
             if type(order) not in _TOLD:
                 if type(order) is StartPush and order.since is not None:
                     self.outcomes.order(order)
+                elif type(order) is Release:
+                    self.released[order.worker] = order.batches
+                    self.several = self.several or order.batches > 1
                 continue
             outcomes += self.outcomes.order(order)
             match order:
@@ -175,6 +185,10 @@ class RunModel:
                 self.counts.advance(worker)
         ended = () if self.waits is None else self.waits.record(fact, orders)
         return Moment(fact, orders, outcomes, advanced, ended)
+
+    def gradients(self, samples: int | None) -> int:
+        """Return of how many batches a step of so many samples is, each of which is a gradient to the script."""
+        return max(1, round((samples or 0) / self.batch)) if self.several and self.batch else 1
 
     def stays(self) -> dict[int, tuple[Stay, ...]]:
         """Return the stays of each worker, ascending. A present worker stays until the last fact."""

@@ -116,6 +116,8 @@ class WorkerTotals:
     steps: int = 0
     samples: int = 0
     times: StepTotals = field(default_factory=StepTotals)
+    gradients: int = 0
+    """Batches in the gradients that it has computed."""
     max_lead: int = 0
     stale: int | None = None
     """The staleness of its last applied update."""
@@ -147,6 +149,8 @@ class Tally:
     """By worker."""
     steps: int = 0
     """Applied updates, without those lost with a replica."""
+    gradients: int = 0
+    """Batches in these."""
     applied_at: float = 0.0
     """When the last one was ordered."""
     staleness: Counter[int] = field(default_factory=Counter)
@@ -166,6 +170,7 @@ class Tally:
         moment = self.model.record(fact, orders)
         if isinstance(fact, GradientReady):
             self.counted = self.counted and fact.samples is not None
+            self.shares[fact.worker].gradients += self.model.gradients(fact.samples)
         for outcome in moment.outcomes:
             if isinstance(outcome, Applied):
                 self.applied_at = fact.at
@@ -258,9 +263,9 @@ class Tally:
         rows = [self._row(worker, ended, copied) for worker in sorted(model.hosts)]
         made = model.versions if protocol.has_store else max((row["steps"] for row in rows), default=0)
         optimum = None
-        if steps and not model.resumed:  # an earlier segment may have had another protocol
+        if steps and not model.resumed and (self.counted or not model.several):  # else another protocol may have begun
             seconds = self.applied_at - (model.began or 0.0)
-            optimum = over_optimum(protocol.spec, workers, seconds, made, steps, total / steps, rows)
+            optimum = over_optimum(protocol.spec, workers, seconds, made, self.gradients, total / steps, rows)
         summary = {
             "paceline": __version__,
             "protocol": {"name": protocol.spec.name, "config": protocol.parameters()},
@@ -329,6 +334,7 @@ class Tally:
         stale = applied.staleness
         assert stale is not None  # only gradients that were ready are applied
         self.steps += times
+        self.gradients += times * self.model.gradients(applied.samples)
         share = self.shares[applied.worker]
         share.steps += times
         share.samples += times * (applied.samples or 0)
@@ -358,7 +364,7 @@ class Tally:
             "worker": worker,
             "steps": share.steps,
             "computed": times.steps,
-            "gradient_seconds": times.gradient,
+            "gradient_seconds": times.gradient and times.gradient * times.steps / max(share.gradients, times.steps),
             "samples": self._if_counted(share.samples),
             **seconds,
             "other_seconds": max(other, 0.0),

@@ -69,6 +69,7 @@ class StepCosts:
     """Spent by the coordinator on telling the worker to begin. 0 where that is a part of `before`."""
     before: Overhead
     compute: float
+    """For each of its batches."""
     works: float
     """The part of `compute` that is work. In the rest the worker slept."""
     after: Overhead
@@ -192,7 +193,7 @@ class CalibratedRun:
     limit: Limit
     """What ended the run."""
     data: int | None
-    """The steps that there was data for, if the run ended because it had no more."""
+    """The batches that there was data for, if the run ended because it had no more."""
     costs: RecordedCosts
     died: tuple[int, ...]
     """Workers whose deaths the scenario did not foresee."""
@@ -276,6 +277,8 @@ def _read(run: RecordedRun) -> CalibratedRun:
     if not costs.steps:
         raise ConfigError(f"{folder}: no step was finished in that run; name one that has trained")
     batch = database.execute("SELECT samples FROM pushes GROUP BY samples ORDER BY count(*) DESC LIMIT 1").fetchone()
+    if tally.model.several and batch and batch[0]:
+        batch = (tally.model.batch,)
     last, model, steps = folder / "versions" / "final.safetensors", tally.model, tally.steps
     killed = {event.worker for event in scenario.events if isinstance(event, Kill)}
     limit, reasons = Limit(steps=steps), set(reading.left.values())
@@ -294,7 +297,7 @@ def _read(run: RecordedRun) -> CalibratedRun:
         codec=codec_of(config.get("compress")),
         message=reading.message or (last.stat().st_size if last.is_file() else 0),  # little more than the model's bytes
         limit=limit,
-        data=steps if ran_out else None,
+        data=tally.gradients if ran_out else None,
         costs=costs,
         died=tuple(worker for worker, reason in reading.left.items() if reason == "died" and worker not in killed),
     )
@@ -311,6 +314,8 @@ class _Step:
     consists of nothing else."""
     until: float = -math.inf
     pushed_at_once: bool = False
+    batches: int = 1
+    """How many batches it was of."""
 
 
 @dataclass(slots=True)
@@ -367,6 +372,8 @@ class _Reading:
                     if isinstance(fact, GradientReady) and fact.step < permitted.get(fact.worker, -1):
                         self.steps[fact.worker, fact.step + 1] = _Step(at, (at, at))
                     step = self.steps.get((fact.worker, fact.step))
+                    if step and isinstance(fact, GradientReady):
+                        step.batches = tally.model.gradients(fact.samples)
                     if step and (isinstance(fact, GradientReady) or (step.pushed_at_once and not self.paced)):
                         step.until = at
                 case ParametersTaken() if fact.worker in awaited:
@@ -451,13 +458,14 @@ def _alone(reading: _Reading, database: sqlite3.Connection, run: RecordedRun, co
     steps: dict[int, dict[int, StepCosts]] = {}
     for worker, number, of_step, asleep, own in timed:
         release, before, works, after = map(work, of_step)
+        batches = reading.steps[worker, number].batches
         steps.setdefault(worker, {})[number] = StepCosts(
             number=number,
             began=of_step[2][0],
             release=release,
             before=_overhead(before, own[0]),
-            compute=round(works + asleep, DIGITS),
-            works=works,
+            compute=round((works + asleep) / batches, DIGITS),
+            works=works / batches,
             after=_overhead(after, own[1]),
         )
     commits = {version: (kind, work(window)) for version, (kind, window) in reading.commits.items()}
