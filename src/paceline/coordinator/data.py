@@ -97,7 +97,7 @@ class TrainingData:
             if was_taken := batch not in leases.held.get(worker, {}):  # as in the recorded run
                 self._journal.ledger.taken(worker, (batch.epoch, batch.index))
             ahead = was_taken or batch in leases.ahead.get(worker, {})
-            along = [] if was_taken else leases.take_along(worker, wanted.epoch, wanted.most - 1)
+            along = [] if was_taken else leases.take_along(worker, wanted.epoch, wanted.most - 1, joins=wanted.joins)
             for one in along:
                 self._journal.ledger.leased(worker, wanted.epoch, (one.epoch, one.index), along=True)
             indices = [one.index for one in along]

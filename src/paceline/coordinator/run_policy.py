@@ -92,7 +92,7 @@ class PrescribedLeases(Leases):
         self.taken.setdefault(worker, Counter())[answer.batch] += 1
         return answer.batch
 
-    def take_along(self, worker: int, epoch: int, most: int) -> list[Batch]:
+    def take_along(self, worker: int, epoch: int, most: int, *, joins: bool = False) -> list[Batch]:
         """See `Leases`. It is prescribed, too."""
         along, answers = list[Batch](), self.prescribed[worker]
         while answers and (answer := answers[0]) is not None and answer.along and self.undrawn(worker, epoch) is None:

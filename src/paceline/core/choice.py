@@ -190,6 +190,11 @@ class Choice:
         return self.spec.fragments(self.config)
 
     @property
+    def pieces(self) -> int:
+        """Into how many pieces the script's batches are cut. See `Spec.pieces`."""
+        return self.spec.pieces
+
+    @property
     def rounds(self) -> bool:
         """Whether workers go in rounds at first."""
         return self.part(self.begins).spec.rounds

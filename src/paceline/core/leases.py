@@ -40,9 +40,21 @@ class Batch:
     index: int
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Joined(Batch):
+    """Several leased batches that a worker's loader hands out as one. It goes by the first of them."""
+
+    rest: tuple[Batch, ...] = ()
+
+
 def pairs(batches: Iterable[Batch]) -> list[tuple[int, int]]:
-    """Return (epoch, index) of each of these."""
-    return [(batch.epoch, batch.index) for batch in batches]
+    """Return (epoch, index) of each of these, and of all that is joined in them."""
+    found: list[tuple[int, int]] = []
+    for batch in batches:
+        found.append((batch.epoch, batch.index))
+        if isinstance(batch, Joined):
+            found += pairs(batch.rest)
+    return found
 
 
 @dataclass(slots=True)
@@ -252,9 +264,13 @@ class Leases:
         self.pool.remove(batch)
         return self._lease(worker, batch, ahead)
 
-    def take_along(self, worker: int, epoch: int, most: int) -> list[Batch]:
-        """Lease the worker up to so many further batches which are set aside for it in this epoch, and known."""
-        share = self.epochs[epoch].shares.get(worker, deque())
+    def take_along(self, worker: int, epoch: int, most: int, *, joins: bool = False) -> list[Batch]:
+        """Lease the worker up to so many further batches which are set aside for it in this epoch, and known.
+
+        `joins`: the next ones will do as well that are set aside for nobody.
+        """
+        opened = self.epochs[epoch]
+        share = opened.queue if joins and self.dealing == "queue" else opened.shares.get(worker, deque())
         return [self._lease(worker, Batch(epoch, share.popleft())) for _ in range(min(most, len(share)))]
 
     def take_over(self, worker: int, epoch: int, ahead: int = 0) -> tuple[int, Batch] | None:

@@ -122,6 +122,9 @@ class Spec:
     """The outer optimizer, if there is one. By default it subtracts differences as they are."""
     fragments: Callable[[Any], Fragments] = lambda config: WHOLE
     """How updates of rounds are spread over fragments of the parameters. By default each has all parameters."""
+    pieces: int = 1
+    """Into how many pieces a script's batch is cut. They are dealt like batches, and a worker's loader makes one batch
+    of as many as `Release.batches` says."""
     groups: bool = False
     """Whether workers average in groups, by `Reduce`."""
     sums: Sums = "workers"

@@ -37,7 +37,8 @@ class Release:
     """How many of the last steps go into the next update: this one is made before them, and is pushed meanwhile. If all
     of them do, this one was made before."""
     batches: int = 1
-    """Of how many batches its gradient is the mean, as long as there is data."""
+    """Of how many batches its gradient is the mean, as long as there is data; of how many pieces of batches, where they
+    are cut: see `core.machine.Spec.pieces`."""
     progress: int = field(default=0, compare=False)
     """Batches that the run has used when this is carried out, which the coordinator fills in. Schedules follow it."""
     pace: int = field(default=0, compare=False)

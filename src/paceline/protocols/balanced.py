@@ -16,6 +16,10 @@ that the round takes as little time as can be with at least one for each worker,
 A worker that left is left out from the next round on. One that joined has one batch in the open round, and counts as
 fast as the mean until it is measured.
 
+With `unit=sample` a round has as many samples as batches of the script's size for all workers of the beginning have.
+They are shared out in eighths of a batch, and a worker's share is one batch of its loader. With fewer workers a round
+has fewer, if no more fit into their memory.
+
 Deviations: LB-BSP predicts speeds. With `batches=none` the first `every` rounds have one batch for each worker. Then a
 round gets as few as would keep the workers nine tenths busy, and at most four for each, for the rest of the run. A
 resumed run keeps their number, and measures anew. At the end of an epoch there are fewer batches than in a round, and
@@ -24,10 +28,12 @@ they go to those that ask first.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heapreplace
+from typing import Literal
 
 from paceline.core.choice import Choice, check_parameters, parameter
 from paceline.core.facts import (
@@ -41,6 +47,7 @@ from paceline.core.facts import (
 from paceline.core.machine import Machine as AnyMachine
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order, Release, ShareOut, StepReplica
+from paceline.errors import ConfigError
 
 WARM_UP = 3
 """Rounds that are not measured."""
@@ -50,6 +57,8 @@ MOST = 4
 """The most batches in a round for each worker, on average, unless the user says a number."""
 TRIED = 16
 """Up to so many workers, each number of batches is tried. Among more, so many numbers for each batch of a worker."""
+PIECES = 8
+"""With `unit=sample`: how many pieces a batch is cut into. A share is at least one, so one eighth of a batch."""
 SHORTER = 0.05
 """How much shorter a round must get for shares to change: speeds that are measured vary by about as much."""
 
@@ -65,10 +74,38 @@ class Config:
         unit="batches",
         least=1,
     )
+    unit: Literal["batch", "sample"] = parameter(
+        "batch",
+        "what is shared out: whole batches of the script, or samples, so that a fast worker's batches are larger than "
+        "a slow one's",
+    )
+    max_batch: int | None = parameter(
+        None, "with unit=sample: the most samples of a batch that fit into a worker's memory", unit="samples", least=1
+    )
     every: int = parameter(10, "rounds from one look at the workers' speeds to the next", unit="rounds", least=1)
 
     def __post_init__(self) -> None:
         check_parameters("balanced", self)
+        if self.unit == "batch" and self.max_batch is not None:
+            raise ConfigError(
+                f"balanced: max_batch is {self.max_batch}, and workers get batches as the script makes them; leave it "
+                "out, or choose unit=sample"
+            )
+        if self.unit == "sample" and self.max_batch is None:
+            raise ConfigError(
+                "balanced: unit is sample, so fast workers get larger batches than the script's; say how many samples "
+                "fit into each worker's memory, such as max_batch=256"
+            )
+        if self.unit == "sample" and self.batches is not None:
+            raise ConfigError(
+                f"balanced: batches is {self.batches}, and unit is sample: a round has as many samples as the workers' "
+                "batches have together; leave out batches"
+            )
+
+    @property
+    def pieces(self) -> int:
+        """Into how many pieces a batch of the script is cut."""
+        return PIECES if self.unit == "sample" else 1
 
 
 @dataclass(slots=True)
@@ -99,6 +136,8 @@ class Machine:
     windows: dict[int, Window] = field(default_factory=dict)
     speeds: dict[int, float] = field(default_factory=dict)
     """By worker: samples a second by the last look."""
+    largest: float = 0.0
+    """The most samples in a batch, or a piece of one, so far."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
@@ -124,6 +163,8 @@ class Machine:
             case TrainingBegan(members=members, memory=memory):
                 self.members = {worker: None for worker, _, _ in members}
                 self.total = self.config.batches if memory is None else memory["batches"]
+                if self.config.unit == "sample" and self.total is None:
+                    self.total = PIECES * len(members)
             case WorkerJoined(worker=worker):
                 self.members[worker] = None
             case WorkerLeft(worker=worker):
@@ -134,6 +175,7 @@ class Machine:
                 self.given[worker] = self.given[worker][0], at
             case GradientReady(worker=worker, samples=samples, at=at) if worker in self.given:
                 batches, since = self.given.pop(worker)
+                self.largest = max(self.largest, (samples or 0) / batches)
                 if self.rounds >= WARM_UP and at > since:
                     window = self.windows.setdefault(worker, Window())
                     window.amount += samples or batches
@@ -141,7 +183,7 @@ class Machine:
 
     def _shared(self, order: Release, at: float) -> Release:
         """Return the release with the worker's share of the round."""
-        share = self.shares.get(order.worker, 1)
+        share = self.shares.get(order.worker, self.config.pieces)
         self.given[order.worker] = share, at
         return replace(order, batches=share)
 
@@ -164,18 +206,34 @@ class Machine:
 
     def _apportion(self) -> None:
         if self.total is not None and self.members:
-            self.shares = shared_out(max(self.total, len(self.members)), self._by_speed())
+            self.shares = self._shared_out()
+
+    def _shared_out(self) -> dict[int, int]:
+        assert self.total is not None
+        return shared_out(max(self.total, len(self.members)), self._by_speed(), self._most)
+
+    @property
+    def _most(self) -> int:
+        """The largest share that fits into a worker's memory. A batch of the script's own does."""
+        if self.config.max_batch is None:
+            return sys.maxsize
+        if not self.largest:
+            return PIECES
+        return max(PIECES, int(self.config.max_batch / self.largest))
 
     def _gets_shorter(self) -> bool:
         """Whether a round would get that much shorter with other shares."""
         speeds = self._by_speed()
-        other = shared_out(sum(self.shares.values()), speeds)
-        return longest(other, speeds) < (1 - SHORTER) * longest(self.shares, speeds)
+        return longest(self._shared_out(), speeds) < (1 - SHORTER) * longest(self.shares, speeds)
 
     def _told(self) -> ShareOut:
-        shares = self.shares.values()
-        why = ("shares", sum(shares), sum(shares) / len(shares), min(shares), max(shares))
-        return ShareOut(shares=tuple(sorted(self.shares.items())), why=why)
+        shares = sorted(self.shares.items())
+        counts, each = [share for _, share in shares], 1.0 if self.config.unit == "batch" else self.largest
+        if not each:  # nobody has computed anything yet
+            return ShareOut(shares=tuple(shares), why=("one-batch-each",))
+        whole, least, most = (round(each * number) for number in (sum(counts), min(counts), max(counts)))
+        code = "shares" if self.config.unit == "batch" else "shares-of-samples"
+        return ShareOut(shares=tuple(shares), why=(code, whole, sum(counts) / len(counts), least, most))
 
 
 def targets(total: int, speeds: Mapping[int, float]) -> dict[int, Fraction]:
@@ -192,21 +250,26 @@ def targets(total: int, speeds: Mapping[int, float]) -> dict[int, Fraction]:
             del free[worker]
 
 
-def shared_out(total: int, speeds: Mapping[int, float]) -> dict[int, int]:
-    """Return how many of `total` each worker gets, at least 1, so that the one that takes longest ends first.
+def shared_out(total: int, speeds: Mapping[int, float], most: int = sys.maxsize) -> dict[int, int]:
+    """Return how many of `total` each worker gets, from 1 to `most`, so that the one that takes longest ends first.
 
     So each next one goes to the worker that would be done with it first; among equal ones, to the lower worker.
 
     >>> shared_out(13, {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.25})
     {0: 4, 1: 4, 2: 4, 3: 1}
     """
-    shares = {worker: int(share) for worker, share in targets(total, speeds).items()}
-    ends = [((shares[worker] + 1) / Fraction(speed), worker) for worker, speed in speeds.items()]
+    shares = {worker: min(int(share), most) for worker, share in targets(total, speeds).items()}
+    ends = [((share + 1) / Fraction(speeds[worker]), worker) for worker, share in shares.items() if share < most]
     heapify(ends)
     for _ in range(total - sum(shares.values())):
+        if not ends:
+            break
         end, worker = ends[0]
         shares[worker] += 1
-        heapreplace(ends, (end + 1 / Fraction(speeds[worker]), worker))
+        if shares[worker] < most:
+            heapreplace(ends, (end + 1 / Fraction(speeds[worker]), worker))
+        else:
+            heappop(ends)
     return shares
 
 
@@ -245,6 +308,7 @@ def around(config: Config, part: Choice) -> Spec:
         machine=lambda config: Machine(config, part.machine()),
         parts=(),
         around=None,
+        pieces=config.pieces,
         gradients=lambda config, workers: part.gradients(workers),
         state=inner.state,
         optimizer=inner.optimizer,
@@ -311,7 +375,7 @@ SPEC = Spec(
         "a round's batches are all shared out, and at least one to each worker": lambda machine: (
             not machine.shares
             or (
-                sum(machine.shares.values()) == max(machine.total, len(machine.shares))
+                (sum(machine.shares.values()) == max(machine.total, len(machine.shares)) or machine.config.max_batch)
                 and min(machine.shares.values()) >= 1
             )
         ),
@@ -320,6 +384,8 @@ SPEC = Spec(
         ),
     },
     reasons={
+        "one-batch-each": "each worker has one batch until the workers' speeds are known",
+        "shares-of-samples": "a round has {0} samples: from {2} to {3} for each worker by speed",
         "shares": "a round has {0} batches, {1:.3g} for each worker on average: from {2} to {3} by speed",
     },
 )

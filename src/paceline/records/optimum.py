@@ -74,13 +74,13 @@ def over_optimum(
     workers: int,
     seconds: float,
     versions: int,
-    steps: int,
+    gradients: float,
     staleness: float | None,
     rows: Sequence[Mapping[str, Any]],
 ) -> dict[str, float] | None:
     """Return how many times longer the run takes than the best method would, by s: for 0, n and 4n with n `workers`.
 
-    `seconds`: of training, in which so many versions were made of so many steps' gradients. `staleness`: their mean
+    `seconds`: of training, in which so many versions were made of so many batches' gradients. `staleness`: their mean
     one. `rows`: `per_worker` of the summary. None where versions aren't made of gradients by one protocol, or none was
     made.
     """
@@ -88,7 +88,7 @@ def over_optimum(
     if spec.local_steps or spec.parts or taken is None or staleness is None or not (versions and seconds):
         return None
     noises = (0, workers, 4 * workers)
-    needed = {noise: seconds * ((1 + staleness) / versions + noise / steps) for noise in noises}
+    needed = {noise: seconds * ((1 + staleness) / versions + noise / gradients) for noise in noises}
     return {str(noise): own / least_time(taken, noise) for noise, own in needed.items()}
 
 

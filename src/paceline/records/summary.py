@@ -117,7 +117,7 @@ class WorkerTotals:
     samples: int = 0
     times: StepTotals = field(default_factory=StepTotals)
     gradients: int = 0
-    """Batches in the gradients that it has computed."""
+    """Batches in the gradients that it has computed, or pieces of batches."""
     max_lead: int = 0
     stale: int | None = None
     """The staleness of its last applied update."""
@@ -260,12 +260,13 @@ class Tally:
         steps = self.steps
         samples = self._if_counted(sum(share.samples for share in self.shares.values()))
         total = sum(stale * times for stale, times in self.staleness.items())
-        rows = [self._row(worker, ended, copied) for worker in sorted(model.hosts)]
+        rows = [self._row(worker, ended, copied, protocol.pieces) for worker in sorted(model.hosts)]
         made = model.versions if protocol.has_store else max((row["steps"] for row in rows), default=0)
         optimum = None
         if steps and not model.resumed and (self.counted or not model.several):  # else another protocol may have begun
             seconds = self.applied_at - (model.began or 0.0)
-            optimum = over_optimum(protocol.spec, workers, seconds, made, self.gradients, total / steps, rows)
+            gradients = self.gradients / protocol.pieces
+            optimum = over_optimum(protocol.spec, workers, seconds, made, gradients, total / steps, rows)
         summary = {
             "paceline": __version__,
             "protocol": {"name": protocol.spec.name, "config": protocol.parameters()},
@@ -346,9 +347,10 @@ class Tally:
     def _if_counted(self, samples: int | None) -> int | None:
         return samples if self.counted else None
 
-    def _row(self, worker: int, ended: float, copied: bool) -> dict[str, Any]:
+    def _row(self, worker: int, ended: float, copied: bool, pieces: int) -> dict[str, Any]:
         share = self.shares[worker]
         times = share.times
+        each = times.steps / (share.gradients / pieces) if self.model.several else 1.0
         seconds = {
             "compute_seconds": times.compute,
             "wait_seconds": times.wait,
@@ -364,7 +366,7 @@ class Tally:
             "worker": worker,
             "steps": share.steps,
             "computed": times.steps,
-            "gradient_seconds": times.gradient and times.gradient * times.steps / max(share.gradients, times.steps),
+            "gradient_seconds": times.gradient and times.gradient * each,
             "samples": self._if_counted(share.samples),
             **seconds,
             "other_seconds": max(other, 0.0),

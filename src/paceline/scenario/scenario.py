@@ -289,7 +289,7 @@ class Scenario:
             deaths[event.worker].append((number, event))
         return self
 
-    def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int, batches: int = 1) -> float:
+    def step_seconds(self, worker: int, step: int, at: float, measured: float, seed: int, batches: float = 1) -> float:
         """Return how many seconds this step of so many batches should take, which starts at second `at` of the run.
 
         That is `compute` for each batch, or else the `measured` seconds, × jitter factor × active slowdowns ÷ speed.

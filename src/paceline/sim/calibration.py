@@ -267,7 +267,8 @@ def _read(run: RecordedRun) -> CalibratedRun:
             f"{folder}: its hosts have links, whose part in that run is not told apart from other costs yet; simulate "
             "its scenario's file"
         )
-    reading = _Reading(ClusterLinks[None](scenario, run.workers).paces_store)
+    pieces = run.choice.pieces
+    reading = _Reading(ClusterLinks[None](scenario, run.workers).paces_store, pieces)
     reading.take_times(database)
     tally = Tally(model_of(database))
     reading.take_facts(tally, run.history())
@@ -278,7 +279,7 @@ def _read(run: RecordedRun) -> CalibratedRun:
         raise ConfigError(f"{folder}: no step was finished in that run; name one that has trained")
     batch = database.execute("SELECT samples FROM pushes GROUP BY samples ORDER BY count(*) DESC LIMIT 1").fetchone()
     if tally.model.several and batch and batch[0]:
-        batch = (tally.model.batch,)
+        batch = (tally.model.batch * pieces,)
     last, model, steps = folder / "versions" / "final.safetensors", tally.model, tally.steps
     killed = {event.worker for event in scenario.events if isinstance(event, Kill)}
     limit, reasons = Limit(steps=steps), set(reading.left.values())
@@ -297,7 +298,7 @@ def _read(run: RecordedRun) -> CalibratedRun:
         codec=codec_of(config.get("compress")),
         message=reading.message or (last.stat().st_size if last.is_file() else 0),  # little more than the model's bytes
         limit=limit,
-        data=tally.gradients if ran_out else None,
+        data=tally.gradients // pieces if ran_out else None,
         costs=costs,
         died=tuple(worker for worker, reason in reading.left.items() if reason == "died" and worker not in killed),
     )
@@ -314,7 +315,7 @@ class _Step:
     consists of nothing else."""
     until: float = -math.inf
     pushed_at_once: bool = False
-    batches: int = 1
+    batches: float = 1
     """How many batches it was of."""
 
 
@@ -324,6 +325,8 @@ class _Reading:
 
     paced: bool
     """Whether a network's model sets the times of transfers. Otherwise they take no time."""
+    pieces: int
+    """As of the run's protocol: see `Spec.pieces`."""
     message: int = 0
     ended: float = 0.0
     """When the run ended."""
@@ -373,7 +376,7 @@ class _Reading:
                         self.steps[fact.worker, fact.step + 1] = _Step(at, (at, at))
                     step = self.steps.get((fact.worker, fact.step))
                     if step and isinstance(fact, GradientReady):
-                        step.batches = tally.model.gradients(fact.samples)
+                        step.batches = tally.model.gradients(fact.samples) / self.pieces
                     if step and (isinstance(fact, GradientReady) or (step.pushed_at_once and not self.paced)):
                         step.until = at
                 case ParametersTaken() if fact.worker in awaited:

@@ -234,6 +234,7 @@ def world_of(
         message=one.message,
         codec=one.codec,
         fragments=one.choice.fragments,
+        pieces=one.choice.pieces,
         seed=one.seed,
         begins=one.begins,
         progress=progress,
@@ -244,9 +245,10 @@ def world_of(
 def training_of(simulation: Simulation) -> SimulatedTraining:
     """Return steps that consist of nothing."""
     batch, data, limit = simulation.batch, simulation.data, simulation.limit.steps
+    pieces = simulation.choice.pieces
     if data is not None:
-        return EmptySteps(data * (batch or 1), batch, data)
-    return EmptySteps(None if limit == math.inf else int(limit) * (batch or 1), batch)
+        return EmptySteps(data * (batch or 1), batch, data * pieces, pieces=pieces)
+    return EmptySteps(None if limit == math.inf else int(limit) * (batch or 1), batch, pieces=pieces)
 
 
 def noted(simulation: Simulation) -> dict[str, Any]:

@@ -103,8 +103,10 @@ class EmptySteps:
     size: int | None
     """Samples in each step."""
     left_over: float = math.inf
-    """Batches that are left."""
-    taken: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Batches that are left, or pieces of batches."""
+    pieces: int = 1
+    """How many of these a step's samples are of."""
+    taken: dict[tuple[int, int], int] = field(default_factory=dict, kw_only=True)
     """By (worker, step): its batches, if it is not one."""
 
     def carry_out(self, order: Order, at: float) -> None:
@@ -120,7 +122,7 @@ class EmptySteps:
         self.left_over -= taken
         if batches > 1:
             self.taken[worker, step] = taken
-        return Amount(None if self.size is None else self.size * taken, batches=taken)
+        return Amount(None if self.size is None else self.size * taken // self.pieces, batches=taken)
 
     def told(self, fact: ReduceFinished | ReduceFailed | ReplicaCopied | WorkerJoined) -> None:
         """See `SimulatedTraining`."""
@@ -257,13 +259,14 @@ class World:
         message: int = 0,
         codec: Codec | None = None,
         fragments: Fragments = WHOLE,
+        pieces: int = 1,
         seed: int = 0,
         begins: TrainingBegan | None = None,
         progress: Callable[[float, int, int], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> None:
         """`message`: bytes of a push, a pull or a replica, if the scenario's network does not say. A push that a
-        `codec` encodes has fewer, and so have pushes and pulls of `fragments`.
+        `codec` encodes has fewer, and so have pushes and pulls of `fragments`. `pieces`: see `Spec.pieces`.
 
         `begins`: the beginning of a later segment of a run; None: this is its first.
         `progress(now, steps, versions)` is called at every fact. So is `stop()`, which returns whether to end there.
@@ -295,6 +298,7 @@ class World:
         self._pushed = self._message if codec is None else min(self._message, codec.size(self._message // 4))
         """Bytes of a push, of all parameters."""
         self._fragments = fragments
+        self._pieces = pieces
         self._workers = {worker: SimulatedWorker(step - 1) for worker, _, step in begins.members}
         self._used: dict[int, int] = {}
         """By worker that has left: its last step."""
@@ -499,8 +503,9 @@ class World:
         prepared = (self.now - since) * own
         self._tell_times(number, worker, self.now - prepared)
         worker.prepared, worker.began = prepared, self.now
-        seconds = self._costs.compute(number, worker.step, self.now) * amount.batches
-        works = 0.0 if self._cores is None else min(seconds, self._costs.works(number, worker.step) * amount.batches)
+        batches = amount.batches / self._pieces
+        seconds = self._costs.compute(number, worker.step, self.now) * batches
+        works = 0.0 if self._cores is None else min(seconds, self._costs.works(number, worker.step) * batches)
         if not works:
             worker.computed = seconds
             self._at(self.now + seconds, lambda: self._computed(number, worker, amount))

@@ -153,6 +153,8 @@ class Link(Protocol):
     """What encodes this worker's pushes; None: they go as they are."""
     in_means: bool
     """Whether an update is the mean of several workers' gradients, at first: else each stands alone."""
+    pieces: int
+    """Into how many pieces the script's batches are cut, which are leased like batches; 1: they are left whole."""
     wants_work: bool
     """Whether the protocol needs to know how much work there is."""
     wants_metrics: bool
@@ -180,7 +182,7 @@ class Link(Protocol):
     def refuse(self, message: str) -> None:
         """Tell the run that the script asks for something that cannot be done. The run ends with this line."""
 
-    def stretch(self, step: int, measured: float, batches: int = 1) -> None:
+    def stretch(self, step: int, measured: float, batches: float = 1) -> None:
         """Wait until this step has taken as long as the scenario says, or the run stops. So far: `measured` seconds.
 
         `batches`: how many batches it is of that the script alone would have stepped with.
@@ -223,12 +225,19 @@ class Link(Protocol):
         """From now on make this worker's shares of its groups' averages, beside everything else."""
 
     def lease(
-        self, epoch: int, orders: Orders, ahead: int = 0, most: int = 1, begins: Batch | None = None
+        self,
+        epoch: int,
+        orders: Orders,
+        ahead: int = 0,
+        most: int = 1,
+        begins: Batch | None = None,
+        *,
+        joins: bool = False,
     ) -> Leased | EpochOver:
         """Ask for the next batch of this epoch. `orders` draws what is not known of it yet.
 
         `ahead`: batches that were leased and not begun with. `most`: how many there is a use for. `begins`: the one
-        that the script begins with meanwhile, if it was leased ahead of use.
+        that the script begins with meanwhile, if it was leased ahead of use. `joins`: it makes one batch of them all.
         """
 
     def begin(self, batch: Batch) -> bool:

@@ -31,7 +31,7 @@ def offer_of(
     model, optimizer, loader, clip = given.model, given.optimizer, given.loader, options.clip
     leased = passes is not None
     own_streams = loader is not None and isinstance(loader.dataset, IterableDataset)
-    samples = Orders(loader.batch_sampler, link.seed).samples() if leased and link.wants_work else None
+    samples = Orders(loader.batch_sampler, link.seed, link.pieces).samples() if leased and link.wants_work else None
     device = accelerator.device_of(given.optimized)
     workers = link.workers
 

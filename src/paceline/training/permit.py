@@ -36,6 +36,12 @@ class Permit:
         steps = 1 if self._session.go is None else self._session.go.steps
         return 1 if steps == 1 else max(1, steps * max(1, self._used) - self._session.batches_in_step)
 
+    @property
+    def pieces(self) -> int:
+        """How many pieces of batches the script's next batch has, where they are cut."""
+        session = self._session
+        return session.link.pieces if session.go is None else session.go.batches
+
     def further(self) -> Compute | None:
         """Return the next step, if it is permitted. Else the worker waits for a release, and tells why if it has to."""
         session, go = self._session, self._session.go

@@ -350,7 +350,7 @@ def finish() -> None:
     session.done_computing()
     session.other_training.finishes()
     file, used = session.link.finish()
-    session.schedules.come_to(used)
+    session.schedules.come_to(used // session.link.pieces)
     if file is not None:
         with path_of(file) as path:
             install_final(session, path)

@@ -141,6 +141,8 @@ class Session:
         self.loop_is_due = False
         """Whether the script has a prepared loader with its part of the data, and has not begun to iterate over it."""
         self.batches_in_step = 0
+        self._pieces_in_step = 0
+        """Leased batches in these, where one has several."""
         self.used = 0
         """Batches that this worker's script has used, or left out."""
         self.run_used = 0
@@ -204,7 +206,7 @@ class Session:
             return
         if self.go is None:
             return
-        if self.go.batches == 1:
+        if self._steps_of(self.go) == 1:
             self._make_step(self.go)
             return
         stands = self.batches.step(bool(self.gradients.there()))
@@ -215,10 +217,14 @@ class Session:
         else:
             self._make_step_of_several(self.go)
 
+    def _steps_of(self, go: Compute) -> int:
+        """How many of the script's steps make one step of the run."""
+        return go.batches if self.link.pieces == 1 else 1
+
     @property
     def absorbs(self) -> bool:
         """Whether the script's last step was not the last one of its release, which makes one step of several."""
-        return self.go is not None and 0 < len(self._several.steps) < self.go.batches
+        return self.go is not None and 0 < len(self._several.steps) < self._steps_of(self.go)
 
     @undisturbed
     def make_step_so_far(self) -> None:
@@ -283,7 +289,8 @@ class Session:
     def _computed(self, step: int) -> float:
         """Wait until the step is computed, and for as long as the scenario says. Return when that was."""
         self.holder.settle()
-        self.link.stretch(step, time.monotonic() - self._clock.began, max(1, len(self._several.steps)))
+        batches = self._pieces_in_step / self.link.pieces if self.link.pieces > 1 else max(1, len(self._several.steps))
+        self.link.stretch(step, time.monotonic() - self._clock.began, batches)
         return time.monotonic()
 
     def _first_gradient(self, stands: Stands) -> str | None:
@@ -417,6 +424,7 @@ class Session:
         self.batches.fetched(batch, samples, data)
         seed_step(self.link.seed, self.link.worker, self.go.step, self.batches_in_step)
         self.batches_in_step += 1
+        self._pieces_in_step += 0 if batch is None else len(pairs([batch]))
 
     @undisturbed
     def loop_begins(self) -> None:
@@ -428,7 +436,7 @@ class Session:
     def forget_look(self) -> None:
         """The batches that were fetched last went back. Draws and times are now as if they had not been fetched."""
         if not self.batches.pending:
-            self.batches_in_step, self._clock.fetching = 0, 0.0
+            self.batches_in_step, self._pieces_in_step, self._clock.fetching = 0, 0, 0.0
 
     def thrown_away(self) -> None:
         """The script zeroes its gradients: they are in no step, unless those of the same batches come anew."""
@@ -490,7 +498,7 @@ class Session:
             self.holder.hold_newest()
             self.link.raise_if_interrupted()
             return
-        self.go, self.run_used, granted = go, go.progress, time.monotonic()
+        self.go, self.run_used, granted = go, go.progress // self.link.pieces, time.monotonic()
         self.context.dropped(go.dropped)
         if go.slot < 0:
             self.holder.go_on()
@@ -499,7 +507,7 @@ class Session:
         self.holder.use(go.area)
         now = time.monotonic()
         self._clock = StepClock(waited=granted - since, pulled=now - granted, released_at=now, began=now)
-        self.batches_in_step = 0
+        self.batches_in_step = self._pieces_in_step = 0
         seed_step(self.link.seed, self.link.worker, go.step)
 
     def _released(self) -> Compute | None:
@@ -534,7 +542,7 @@ class Session:
             if self.batches.changed:
                 self.batches.gradient(number)
                 self.gradients.first = number
-            if self.go is not None and self.go.batches == 1:  # else they come into the push area as one
+            if self.go is not None and self._steps_of(self.go) == 1:  # else they come into the push area as one
                 self.holder.take(number)
             self.gradients.made(number)
 

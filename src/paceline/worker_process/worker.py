@@ -178,6 +178,7 @@ class WorkerLink:
         self.epochs = settings.epochs
         self.rate_scale = settings.learning_rate_scale
         self.codec = codec_of(settings.compress)
+        self.pieces = settings.choice.pieces
         self.in_means = settings.choice.gradients(settings.workers) > 1
         self.wants_work = bool(settings.choice.spec.parts)
         self.wants_metrics = bool(settings.targets) and worker == 0
@@ -308,7 +309,7 @@ class WorkerLink:
         """See `training.link.Link`."""
         self.say(messages.worker.ScriptRefused(message))
 
-    def stretch(self, step: int, measured: float, batches: int = 1) -> None:
+    def stretch(self, step: int, measured: float, batches: float = 1) -> None:
         """See `training.link.Link`. A scenario's worker also dies here, with its gradient ready and not pushed."""
         if self._scenario.kill_at_step(self.worker, step) is not None:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -410,12 +411,20 @@ class WorkerLink:
 
     @signals.undisturbed
     def lease(
-        self, epoch: int, orders: Orders, ahead: int = 0, most: int = 1, begins: Batch | None = None
+        self,
+        epoch: int,
+        orders: Orders,
+        ahead: int = 0,
+        most: int = 1,
+        begins: Batch | None = None,
+        *,
+        joins: bool = False,
     ) -> Leased | EpochOver:
         """See `training.link.Link`."""
         with self._leasing:  # each of several threads must get its own answer
             try:
-                return self._lease(epoch, orders, ahead, most, None if begins is None else (begins.epoch, begins.index))
+                begun = None if begins is None else (begins.epoch, begins.index)
+                return self._lease(epoch, orders, ahead, most, begun, joins)
             except ConfigError as error:  # of a sampler
                 self.refuse(str(error))
                 raise
@@ -427,10 +436,10 @@ class WorkerLink:
             return answer is None or answer.begun  # once the run is stopped, nothing comes of it
 
     def _lease(
-        self, epoch: int, orders: Orders, ahead: int, most: int, begins: tuple[int, int] | None
+        self, epoch: int, orders: Orders, ahead: int, most: int, begins: tuple[int, int] | None, joins: bool
     ) -> Leased | EpochOver:
         while not self.was_stopped:  # unread answers would fill the channel, and `finish` would miss its own
-            wanted = messages.worker.LeaseWanted(epoch, *orders.known(epoch), ahead, most, begins)
+            wanted = messages.worker.LeaseWanted(epoch, *orders.known(epoch), ahead, most, begins, joins)
             message, _ = self._ask(wanted, *LEASES, messages.worker.OrderWanted)
             match message:
                 case messages.worker.Leased() | messages.worker.EpochOver():

@@ -211,6 +211,8 @@ class LeaseWanted(Message):
     """How many it has a use for without another word of the run."""
     begins: tuple[Count, Count] | None = None
     """The batch that it begins with meanwhile, if that was leased ahead of use."""
+    joins: bool = False
+    """Whether it makes one batch of all that come along."""
 
 
 class BeginWanted(Message):
@@ -621,7 +623,8 @@ class Compute(Message):
     next_area: int = -1
     """The push area for that other update."""
     batches: Count = 1
-    """How often the script steps in it: its gradient is the mean of theirs."""
+    """How often the script steps in it: its gradient is the mean of theirs. Where batches are cut, how many pieces its
+    one batch has."""
 
 
 class Revoke(Message):

@@ -6,13 +6,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from paceline.core.leases import Batch, pairs
+from paceline.core.leases import Batch, Joined, pairs
 from paceline.ipc.messages.worker import EpochOver, EpochsOver, GivenBack, LookedAt
 from paceline.training.data.loader_view import BatchTag, Iterated, SharedOut, view_of
 from paceline.training.data.loop import EpochLoop
@@ -89,7 +90,7 @@ class PacedLoader(_Paced, SharedOut):
         """`endless`: the class chains passes without an end. So each counts as a loop of the script."""
         super().__init__(loader, session)
         self._endless = endless
-        self._orders = Orders(loader.batch_sampler, session.link.seed)
+        self._orders = Orders(loader.batch_sampler, session.link.seed, session.link.pieces)
         self._iteration = _Iteration(self.loop)
         self._leased = view_of(loader, self)
         self._asks_ahead = False
@@ -349,17 +350,30 @@ class _Asking:
 
     def __next__(self) -> list[Any]:
         """Processes of the loader that get nothing for now ask again as soon as the script begins with a batch."""
+        batch, pieces = self._next(), self._session.link.pieces
+        if pieces > 1:
+            rest: list[Batch] = []
+            with suppress(StopIteration):
+                while len(rest) + 1 < self._session.permit.pieces:
+                    rest.append(self._next(len(rest) + 1))
+            batch = Joined(batch.epoch, batch.index, tuple(rest))
+        self._loop.leased.append(batch)
+        return [BatchTag(self._session.link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]
+
+    def _next(self, joined: int = 0) -> Batch:
+        """Lease a batch. `joined`: how many it will make one batch with. They are never given to another worker."""
         loop, session = self._loop, self._session
         if loop.ran_out or (session.go is None and not session.joins):
             raise StopIteration
         if loop.along:
-            return self._lease(loop.along.popleft())
-        link, begins = session.link, loop.begins
-        ahead = len(loop.leased) - (begins is not None)
-        got = link.lease(loop.epoch, self._orders, ahead, session.permit.batches, begins)
+            return loop.along.popleft()
+        link, begins, joins = session.link, loop.begins, session.link.pieces > 1
+        ahead = 0 if joins else len(loop.leased) - (begins is not None)
+        most = session.permit.pieces - joined if joins else session.permit.batches
+        got = link.lease(loop.epoch, self._orders, ahead, most, begins, joins=joins)
         if begins is not None:
             loop.begun = got.begun
-        while isinstance(got, EpochOver) and self._may_look_further():
+        while isinstance(got, EpochOver) and not joined and self._may_look_further():
             link.say(LookedAt(loop.epoch, [], True))
             loop.epoch += 1
             got = link.lease(loop.epoch, self._orders)
@@ -376,11 +390,7 @@ class _Asking:
             loop.ahead[batch] += 1
         if session.joins and session.here:
             session.join()  # before the batch is fetched, as what draws randomness does so by its step
-        return self._lease(batch)
-
-    def _lease(self, batch: Batch) -> list[Any]:
-        self._loop.leased.append(batch)
-        return [BatchTag(self._session.link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]
+        return batch
 
     def _may_look_further(self) -> bool:
         """Whether this is a look from inside a loop, at an epoch of which other workers have all batches."""

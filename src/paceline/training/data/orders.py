@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from torch.utils.data import BatchSampler
 
-from paceline.core.leases import Batch
+from paceline.core.leases import Batch, Joined
+from paceline.errors import ConfigError
 from paceline.training.seeding import drawing_alone, order_digest, plain_ids, seed_block, seed_epoch
 
 AT_ONCE = 10_000_000
@@ -50,8 +51,10 @@ class _Epoch:
 class Orders:
     """The orders of a batch sampler under a seed. Equal for every worker that has the same sampler."""
 
-    def __init__(self, sampler: Any, seed: int) -> None:
+    def __init__(self, sampler: Any, seed: int, pieces: int = 1) -> None:
+        """`pieces`: into how many pieces each of its batches is cut. They are the batches here."""
         self._sampler = sampler
+        self._pieces = pieces
         self._seed = seed
         self._by_block = in_blocks(sampler)
         self._epochs: dict[int, _Epoch] = {}
@@ -76,6 +79,8 @@ class Orders:
 
     def ids(self, batch: Batch) -> list[Any]:
         """The samples in that batch."""
+        if isinstance(batch, Joined):
+            return [*self.ids(Batch(batch.epoch, batch.index)), *(one for part in batch.rest for one in self.ids(part))]
         number, place = divmod(batch.index, BLOCK) if self._by_block else (0, batch.index)
         return self.block(batch.epoch, number).order[place]
 
@@ -102,14 +107,23 @@ class Orders:
 
     def _at_once(self, epoch: _Epoch) -> int | None:
         """Batches that are drawn next; None: all that are left."""
-        return BLOCK + 1 - len(epoch.ahead) if self._by_block else None
+        return max(0, BLOCK + 1 - len(epoch.ahead)) if self._by_block else None
 
     def _draw(self, epoch: _Epoch) -> None:
         assert epoch.rest is not None  # it has begun
         if epoch.drawn:
             seed_block(self._seed, epoch.number, epoch.drawn)
         with drawing_alone(self._sampler, self._seed, epoch.number):
-            drawn = [*epoch.ahead, *map(list, islice(epoch.rest, self._at_once(epoch)))]
+            batches = list(map(list, islice(epoch.rest, self._at_once(epoch))))
+        if self._pieces > 1:
+            if batches and not epoch.drawn and len(batches[0]) < self._pieces:
+                raise ConfigError(
+                    f"batches are cut into {self._pieces} pieces, which are shared out by speed, and the loader's have "
+                    f"{len(batches[0])} samples; give it a batch_size of {self._pieces} or more, or share out whole "
+                    "batches (unit=batch)"
+                )
+            batches = [piece for batch in batches for piece in cut(batch, self._pieces)]
+        drawn = [*epoch.ahead, *batches]
         order, epoch.ahead = (drawn[:BLOCK], drawn[BLOCK:]) if self._by_block else (drawn, [])
         digest = order_digest(
             [plain_ids(batch) for batch in order], epoch.digests[epoch.drawn - 1] if epoch.drawn else ""
@@ -121,6 +135,17 @@ class Orders:
         epoch.blocks[epoch.drawn] = Block(order, digest, not epoch.ahead)
         epoch.blocks = dict(list(epoch.blocks.items())[-KEPT:])
         epoch.drawn += 1
+
+
+def cut(batch: list[Any], pieces: int) -> list[list[Any]]:
+    """Cut a batch into so many pieces of nearly the same length, or into samples if it has fewer.
+
+    >>> cut([0, 1, 2, 3, 4], 3)
+    [[0, 1], [2, 3], [4]]
+    """
+    each, longer = divmod(len(batch), pieces)
+    starts = [place * each + min(place, longer) for place in range(pieces + 1)]
+    return [piece for begin, end in pairwise(starts) if (piece := batch[begin:end])]
 
 
 def in_blocks(sampler: Any) -> bool:
