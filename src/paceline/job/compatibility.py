@@ -156,6 +156,11 @@ def lack_of_metrics(offer: Offered, settings: Settings) -> str:
 def unfit(offer: Offered, settings: Settings) -> str:
     """Say why the protocol can't train the script's model, or with its optimizer. Empty: it can."""
     spec = settings.choice.spec
+    if settings.choice.pieces > 1 and not offer.loads:
+        return (
+            f"{spec.name}: unit is sample, and prepare() got no loader whose samples could be shared out; share out the "
+            "script's steps, with unit=batch"
+        )
     for part in (settings.choice, *settings.choice.parts):
         most = max(1, len(offer.starts))
         if (total := part.fragments.total) > most:

@@ -137,7 +137,7 @@ class Machine:
     speeds: dict[int, float] = field(default_factory=dict)
     """By worker: samples a second by the last look."""
     largest: float = 0.0
-    """The most samples in a batch, or a piece of one, so far."""
+    """The most samples in a batch, or a piece of one, until the first look."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
@@ -149,7 +149,7 @@ class Machine:
         if any(isinstance(order, ApplyUpdate | StepReplica) for order in orders):
             self.rounds += 1
             self._look()
-        told = () if self.shares == before else (self._told(),)
+        told = () if self.shares == before or not self.each else (self._told(),)
         return (*told, *(self._shared(order, fact.at) if isinstance(order, Release) else order for order in orders))
 
     def _for_inner(self, fact: Fact) -> Fact:
@@ -175,7 +175,8 @@ class Machine:
                 self.given[worker] = self.given[worker][0], at
             case GradientReady(worker=worker, samples=samples, at=at) if worker in self.given:
                 batches, since = self.given.pop(worker)
-                self.largest = max(self.largest, (samples or 0) / batches)
+                if not self.speeds:  # later a loader may have fetched a batch before the share changed
+                    self.largest = max(self.largest, (samples or 0) / batches)
                 if self.rounds >= WARM_UP and at > since:
                     window = self.windows.setdefault(worker, Window())
                     window.amount += samples or batches
@@ -226,12 +227,15 @@ class Machine:
         speeds = self._by_speed()
         return longest(self._shared_out(), speeds) < (1 - SHORTER) * longest(self.shares, speeds)
 
+    @property
+    def each(self) -> float:
+        """What one of a share counts for: a batch, or the samples of a piece; 0 as long as nobody knows these."""
+        return 1.0 if self.config.unit == "batch" else self.largest
+
     def _told(self) -> ShareOut:
         shares = sorted(self.shares.items())
-        counts, each = [share for _, share in shares], 1.0 if self.config.unit == "batch" else self.largest
-        if not each:  # nobody has computed anything yet
-            return ShareOut(shares=tuple(shares), why=("one-batch-each",))
-        whole, least, most = (round(each * number) for number in (sum(counts), min(counts), max(counts)))
+        counts = [share for _, share in shares]
+        whole, least, most = (round(self.each * number) for number in (sum(counts), min(counts), max(counts)))
         code = "shares" if self.config.unit == "batch" else "shares-of-samples"
         return ShareOut(shares=tuple(shares), why=(code, whole, sum(counts) / len(counts), least, most))
 
@@ -384,8 +388,7 @@ SPEC = Spec(
         ),
     },
     reasons={
-        "one-batch-each": "each worker has one batch until the workers' speeds are known",
-        "shares-of-samples": "a round has {0} samples: from {2} to {3} for each worker by speed",
-        "shares": "a round has {0} batches, {1:.3g} for each worker on average: from {2} to {3} by speed",
+        "shares-of-samples": "a round has {0} samples: by speed each worker gets from {2} to {3}",
+        "shares": "a round has {0} batches, {1:.3g} times the number of workers: by speed each gets from {2} to {3}",
     },
 )

@@ -115,7 +115,8 @@ class RunModel:
     released: dict[int, int] = field(default_factory=dict)
     """By worker: the batches of its last release."""
     batch: float = 0.0
-    """The most samples in a batch, as far as they are counted."""
+    """Samples in a batch, as far as they are counted: the most in a worker's first step, for each batch that it was
+    released for. Later ones may have been fetched before the share changed."""
     several: bool = False
     """Whether any step was released for several batches."""
     _left: dict[int, list[Stay]] = field(default_factory=dict)
@@ -135,8 +136,9 @@ class RunModel:
         match fact:
             case GradientReady():
                 self.outcomes.fact(fact)
+                if fact.worker not in self.finished:
+                    self.batch = max(self.batch, (fact.samples or 0) / self.released.get(fact.worker, 1))
                 self.finished[fact.worker] = fact.step
-                self.batch = max(self.batch, (fact.samples or 0) / self.released.get(fact.worker, 1))
             case UpdateArrived():
                 advanced.append(fact.worker)
             case ParametersTaken():
