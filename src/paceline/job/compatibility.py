@@ -158,8 +158,8 @@ def unfit(offer: Offered, settings: Settings) -> str:
     spec = settings.choice.spec
     if settings.choice.pieces > 1 and not offer.loads:
         return (
-            f"{spec.name}: unit is sample, and prepare() got no loader whose samples could be shared out; share out the "
-            "script's steps, with unit=batch"
+            f"{spec.name}: unit is sample, and prepare() got no loader whose samples could be shared out; share out "
+            "whole steps of the script, with unit=batch"
         )
     for part in (settings.choice, *settings.choice.parts):
         most = max(1, len(offer.starts))
