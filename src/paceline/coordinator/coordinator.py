@@ -15,7 +15,7 @@ from paceline.coordinator.member import Member
 from paceline.coordinator.remarks import Remarks
 from paceline.coordinator.run_state import RunState
 from paceline.coordinator.shutdown import loss_is_borne
-from paceline.core.facts import Fact, GradientReady, StepDeclined
+from paceline.core.facts import AlarmRang, Fact, GradientReady, StepDeclined
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
@@ -27,6 +27,7 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    SetAlarm,
     StartPull,
     StartPush,
     StepReplica,
@@ -144,6 +145,14 @@ class Coordinator:
                 run_state.data.leases.leave_out(worker)
             case SwitchProtocol():
                 self._switch(order)
+            case SetAlarm(number=number, seconds=seconds):
+                if not run_state.policy.directed:  # else it rings when the recorded one did
+                    run_state.loop.after(seconds, lambda: self._ring(number))
+
+    def _ring(self, number: int) -> None:
+        """The alarm rings, unless training is over."""
+        if not self.run_state.members.through:
+            self.run_state.inbox.report(AlarmRang(number=number, at=self.run_state.clock.at()))
 
     def _tell_decisions(self, worker: int) -> None:
         """The worker, or its replica, is about to make a step, at the rates that were decided."""

@@ -4,22 +4,27 @@ All workers compute on the newest version. Once m of them have brought their gra
 others are this round's backup workers: what they compute on the version before is dropped, and its batch is leased
 again. Other workers may be late in the next round.
 
+With `grace` a round stays open for that many seconds after its m-th gradient, and takes in the gradients that come
+meanwhile. It is closed at once when no worker computes on its version any more.
+
 Source: Chen, Pan, Monga, Bengio and Jozefowicz, Revisiting Distributed Synchronous SGD, 2016 (arXiv 1604.00981).
 
 Counter convention: round r makes version r + 1 of the gradients of m workers, whatever their steps' numbers.
 
 Deviations: membership may change. If fewer than m workers have data, the round waits for all of them. A late worker
 computes its step to its end, as nothing stops it. Weights by samples are ours, as under `bsp`. So is the default of m:
-all workers of the beginning but one.
+all workers of the beginning but one. The paper has no grace, and 0 is the default. `auto` is ours: see `grace_of`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from paceline.core.choice import check_parameters, parameter
 from paceline.core.facts import (
+    AlarmRang,
     Fact,
     GradientReady,
     ParametersTaken,
@@ -38,10 +43,16 @@ from paceline.core.roster import REASONS, Roster, mean_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """How many are enough."""
+    """How many are enough, and how long the others may still come."""
 
     m: int | None = parameter(
         None, "how many workers' gradients make a version; none: all but one", unit="workers", least=1
+    )
+    grace: float | Literal["auto"] = parameter(
+        0.0,
+        "how long a round stays open for further gradients after the m-th one; auto: as long as the m took for each",
+        unit="seconds",
+        least=0,
     )
 
     def __post_init__(self) -> None:
@@ -59,15 +70,21 @@ class Machine:
     roster: Roster = field(default_factory=Roster)
     computing: dict[int, None] = field(default_factory=dict)
     """Workers that compute, or push."""
+    in_time: dict[int, None] = field(default_factory=dict)
+    """Those of them that are not late: they compute on the newest version."""
     arrived: dict[tuple[int, int], float | None] = field(default_factory=dict)
     """By (worker, step): what it weighs. A worker that left and came back in the same round may have two here."""
+    began: float = 0.0
+    """When the open round began."""
+    grace: Literal["unset", "set", "over"] = "unset"
+    """The open round's time of grace."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
         seat = self.roster.observe(fact)
         match fact:
-            case TrainingBegan(members=members, version=version):
-                self.version = version
+            case TrainingBegan(members=members, version=version, at=at):
+                self.version, self.began = version, at
                 self.enough = enough(self.config, len(members))
                 return tuple(self._release(worker, ("began", version)) for worker, _, _ in members)
             case WorkerJoined(worker=worker):
@@ -81,23 +98,33 @@ class Machine:
                     return late
                 assert seat is not None
                 self.arrived[worker, step] = seat.weight
-                del self.computing[worker]
-                return self._close_round() or (Hold(worker=worker, why=self._missing()),)
+                self._ends(worker)
+                return self._close_round(fact.at) or (Hold(worker=worker, why=self._missing()),)
             case StepDeclined(worker=worker):
-                del self.computing[worker]
-                return self._close_round()
+                self._ends(worker)
+                return self._close_round(fact.at)
             case WorkerLeft(worker=worker):
                 assert seat is not None
-                self.computing.pop(worker, None)
-                return (*Roster.half_pushed(fact, seat), *self._close_round())
+                self._ends(worker)
+                return (*Roster.half_pushed(fact, seat), *self._close_round(fact.at))
+            case AlarmRang(number=number):
+                if number != self.version + 1:  # its round was closed before
+                    return ()
+                self.grace = "over"
+                return self._close_round(fact.at)
             case ParametersTaken():
                 return ()
             case _:  # the roster has refused it
                 raise AssertionError(fact)
 
     def _release(self, worker: int, why: Why) -> Release:
-        self.computing[worker] = None
+        self.computing[worker] = self.in_time[worker] = None
         return self.roster.release(worker, self.version, why)
+
+    def _ends(self, worker: int) -> None:
+        """The worker computes no more, at least for now."""
+        self.computing.pop(worker, None)
+        self.in_time.pop(worker, None)
 
     def _late(self, worker: int, step: int) -> tuple[Order, ...]:
         """Drop this worker's gradient, and have it begin again on the newest version, if its round is closed."""
@@ -107,19 +134,37 @@ class Machine:
         why: Why = ("round-closed", worker, step, computed_on + 1)
         return (DropUpdate(worker=worker, step=step, samples="return", why=why), self._release(worker, why))
 
-    def _close_round(self) -> tuple[Order, ...]:
+    def _close_round(self, at: float) -> tuple[Order, ...]:
+        """Make the version if the round is over, or give the others time if it has just got enough gradients."""
         if not self.arrived or (self.computing and len(self.arrived) < self.enough):
             return ()
-        contributions = mean_of(self.arrived)
-        self.arrived = {}
+        if self.in_time and self.config.grace and self.grace != "over":
+            return self._give_grace(at)
+        contributions, waiting = mean_of(self.arrived), self._waiting()
+        self.arrived, self.in_time, self.began, self.grace = {}, {}, at, "unset"
         self.version += 1
         why: Why = ("quorum", self.version, len(contributions))
         apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
-        seats = self.roster.seats
-        waiting = [worker for worker, step, _ in contributions if worker in seats and seats[worker].step == step]
         return (apply, *(self._release(worker, why) for worker in waiting))
 
+    def _give_grace(self, at: float) -> tuple[Order, ...]:
+        """Set the alarm that ends the round's time of grace, unless it is set. From then on workers wait for that."""
+        if self.grace == "set":
+            return ()
+        self.grace = "set"
+        grace = grace_of(at - self.began, self.enough) if self.config.grace == "auto" else self.config.grace
+        why: Why = ("grace", self.version + 1, len(self.arrived), grace)
+        alarm = self.roster.set_alarm(self.version + 1, grace, why)
+        return (alarm, *(Hold(worker=worker, why=self._missing()) for worker in self._waiting()))
+
+    def _waiting(self) -> list[int]:
+        """Return the workers that wait for the open round. Others have brought a gradient and left since."""
+        seats = self.roster.seats
+        return [worker for worker, step in sorted(self.arrived) if worker in seats and seats[worker].step == step]
+
     def _missing(self) -> Why:
+        if self.grace == "set":
+            return ("grace-open", self.version + 1, awaited_of(self.in_time))
         lacking = min(self.enough - len(self.arrived), len(self.computing))
         return ("quorum-open", self.version + 1, lacking, awaited_of(self.computing))
 
@@ -127,6 +172,18 @@ class Machine:
 def enough(config: Config, workers: int) -> int:
     """Return how many gradients make a version where so many workers begin."""
     return config.m or max(1, workers - 1)
+
+
+def grace_of(took: float, gradients: int) -> float:
+    """Return the seconds of grace under `auto`, for a round that got so many gradients in that time.
+
+    It is the time for each of them. So one further gradient that comes by then leaves the gradients per second as they
+    were, or raises them.
+
+    >>> grace_of(1.5, gradients=3)
+    0.5
+    """
+    return took / gradients
 
 
 def misfit(config: Config, hosts: Sequence[str]) -> str:
@@ -159,13 +216,23 @@ SPEC = Spec(
             for worker, seat in machine.roster.seats.items()
             if seat.phase == "arrived"
         ),
-        "no round with enough gradients is open": lambda machine: len(machine.arrived) < machine.enough,
+        "a round with enough gradients is open only in its time of grace": lambda machine: (
+            (len(machine.arrived) >= machine.enough)
+            == (machine.grace == "set")
+            == (machine.version + 1 in machine.roster.alarms)
+        ),
+        "a worker that may be in time computes on the newest version": lambda machine: (
+            sorted(machine.in_time)
+            == sorted(one for one in machine.computing if machine.roster.seats[one].version == machine.version)
+        ),
     },
     misfit=misfit,
     reasons={
         **REASONS,
         "quorum": "version {0} has enough gradients: {1}",
         "quorum-open": "version {0} waits for {1} of {2:workers}",
+        "grace": "version {0} has enough gradients, {1}, and takes in those that come within {2:.3g} s",
+        "grace-open": "version {0} has enough gradients, and takes in those of {1:workers} that come in time",
         "round-closed": "version {2} was made without step {1} of worker {0}",
     },
 )

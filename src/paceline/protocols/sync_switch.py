@@ -58,6 +58,7 @@ from typing import Any, Literal
 
 from paceline.core.choice import check_parameters, parameter
 from paceline.core.facts import (
+    AlarmRang,
     Fact,
     GradientReady,
     ParametersTaken,
@@ -83,6 +84,7 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    SetAlarm,
     StartPull,
     StartPush,
     StepReplica,
@@ -90,7 +92,7 @@ from paceline.core.orders import (
 )
 from paceline.core.reasons import NAMED_AT_MOST, OF_REPLICAS, Why
 from paceline.core.replicas import ReplicaProgress, Replicas
-from paceline.core.roster import Roster, WorkerProgress
+from paceline.core.roster import Roster, WorkerProgress, ring
 from paceline.errors import ProtocolViolation
 
 Which = Literal["first", "then"]
@@ -226,6 +228,8 @@ class Machine:
     """Of all live workers, as the active part's machine keeps its members."""
     late: dict[int, int] = field(default_factory=dict)
     """By worker to which a version may still be on its way from a store, while workers own replicas: that version."""
+    alarms: dict[int, bool] = field(default_factory=dict)
+    """By number of an alarm that has not rung: whether the active part has set it."""
     gathered: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     """By group that averages gradients, until replicas are stepped with the mean: (worker, step) of each of these."""
     hosts: dict[int, str] = field(default_factory=dict)
@@ -271,12 +275,16 @@ class Machine:
             self._expect_work(fact)
         if self._is_late(fact):
             return ()
-        seat = self.roster.observe(fact)
         turn = _Turn(fact.at)
-        if isinstance(fact, TrainingBegan):
-            self._begin(fact, turn)
-        elif self._note(fact, seat, turn):
-            self._tell(fact, turn)
+        if isinstance(fact, AlarmRang):
+            if ring(self.alarms, fact):  # else the part that has set it is over
+                self._tell(fact, turn)
+        else:
+            seat = self.roster.observe(fact)
+            if isinstance(fact, TrainingBegan):
+                self._begin(fact, turn)
+            elif self._note(fact, seat, turn):
+                self._tell(fact, turn)
         self._end(turn)
         why: Why = ("left-out",) if self.draining is None else ("ending", self.part.name, self._part(self.to).name)
         holds = [Hold(worker=worker, why=why) for worker in turn.parked if worker in self.parked]
@@ -370,7 +378,7 @@ class Machine:
                 self.gathered.pop(fact.group, None)
             return True
         assert seat is not None
-        assert not isinstance(fact, TrainingBegan)
+        assert not isinstance(fact, TrainingBegan | AlarmRang)
         worker = fact.worker
         match fact:
             case WorkerJoined(host=host):
@@ -476,6 +484,8 @@ class Machine:
                     self.since[worker, step] = first
                 case DropUpdate():
                     self._drop(order, turn)
+                case SetAlarm(number=number):
+                    self.alarms[number] = True
                 case Reduce(group=group, contributions=contributions) if contributions:
                     self.gathered[group] = tuple((worker, step) for worker, step, _ in contributions)
                 case ApplyUpdate(version=version, contributions=contributions):
@@ -696,7 +706,7 @@ class Machine:
                 self.roster.seats[worker] = WorkerProgress(step=seat.step, phase=phase, pulling=pulling)
 
     def _enter(self, which: Which, began: TrainingBegan, turn: _Turn) -> None:
-        self.active = which
+        self.active, self.alarms = which, dict.fromkeys(self.alarms, False)
         self.parked, self.declined, self.leaving, self.out = {}, {}, {}, {}
         self.members = {worker: None for worker, _, _ in began.members}
         if not self.watching:
