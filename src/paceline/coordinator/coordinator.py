@@ -218,7 +218,7 @@ class Coordinator:
         for worker in members:
             run_state.data.leases.join(worker)
         number = choice.part_of(order)
-        run_state.data.leases.deal("rounds" if choice.part(number).spec.rounds else "queue")
+        run_state.data.leases.deal("rounds" if choice.part(number).rounds else "queue")
         if not run_state.settings.quiet:
             before = choice.part(1 - number).spec.name
             run_state.output.say(f"switched from {before} to {order.to}: {choice.sentence(order.why)}")

@@ -197,8 +197,9 @@ class Choice:
 
     @property
     def rounds(self) -> bool:
-        """Whether workers go in rounds at first."""
-        return self.part(self.begins).spec.rounds
+        """Whether workers go in rounds at first, each of which waits for all of them."""
+        part = self.part(self.begins)
+        return part.spec.rounds and part.spec.waits_for_all(part.config)
 
     def gradients(self, workers: int) -> int:
         """Of how many gradients a version is the mean at first, with so many workers. Of differences it is of none."""

@@ -13,7 +13,8 @@ Counter convention: round r makes version r + 1 of the gradients of m workers, w
 
 Deviations: membership may change. If fewer than m workers have data, the round waits for all of them. A late worker
 computes its step to its end, as nothing stops it. Weights by samples are ours, as under `bsp`. So is the default of m:
-all workers of the beginning but one. The paper has no grace, and 0 is the default. `auto` is ours: see `grace_of`.
+all workers of the beginning but one. The paper has no grace, and 0 is the default. `auto` is ours: a round that has got
+m gradients in T seconds stays open for T/m more.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
+from paceline.core.grace import REASONS as OF_GRACE
+from paceline.core.grace import Grace, fits
 from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release
 from paceline.core.reasons import Why, awaited_of
@@ -74,17 +77,15 @@ class Machine:
     """Those of them that are not late: they compute on the newest version."""
     arrived: dict[tuple[int, int], float | None] = field(default_factory=dict)
     """By (worker, step): what it weighs. A worker that left and came back in the same round may have two here."""
-    began: float = 0.0
-    """When the open round began."""
-    grace: Literal["unset", "set", "over"] = "unset"
-    """The open round's time of grace."""
+    grace: Grace = field(default_factory=Grace)
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`."""
         seat = self.roster.observe(fact)
         match fact:
             case TrainingBegan(members=members, version=version, at=at):
-                self.version, self.began = version, at
+                self.version = version
+                self.grace.begin_round(at)
                 self.enough = enough(self.config, len(members))
                 return tuple(self._release(worker, ("began", version)) for worker, _, _ in members)
             case WorkerJoined(worker=worker):
@@ -107,11 +108,8 @@ class Machine:
                 assert seat is not None
                 self._ends(worker)
                 return (*Roster.half_pushed(fact, seat), *self._close_round(fact.at))
-            case AlarmRang(number=number):
-                if number != self.version + 1:  # its round was closed before
-                    return ()
-                self.grace = "over"
-                return self._close_round(fact.at)
+            case AlarmRang(at=at):
+                return self._close_round(at) if self.grace.ends(fact, self.version + 1) else ()
             case ParametersTaken():
                 return ()
             case _:  # the roster has refused it
@@ -138,10 +136,11 @@ class Machine:
         """Make the version if the round is over, or give the others time if it has just got enough gradients."""
         if not self.arrived or (self.computing and len(self.arrived) < self.enough):
             return ()
-        if self.in_time and self.config.grace and self.grace != "over":
+        if self.in_time and self.config.grace and self.grace.state != "over":
             return self._give_grace(at)
         contributions, waiting = mean_of(self.arrived), self._waiting()
-        self.arrived, self.in_time, self.began, self.grace = {}, {}, at, "unset"
+        self.arrived, self.in_time = {}, {}
+        self.grace.begin_round(at)
         self.version += 1
         why: Why = ("quorum", self.version, len(contributions))
         apply = ApplyUpdate(version=self.version, contributions=contributions, why=why)
@@ -149,12 +148,10 @@ class Machine:
 
     def _give_grace(self, at: float) -> tuple[Order, ...]:
         """Set the alarm that ends the round's time of grace, unless it is set. From then on workers wait for that."""
-        if self.grace == "set":
+        if self.grace.state == "now":
             return ()
-        self.grace = "set"
-        grace = grace_of(at - self.began, self.enough) if self.config.grace == "auto" else self.config.grace
-        why: Why = ("grace", self.version + 1, len(self.arrived), grace)
-        alarm = self.roster.set_alarm(self.version + 1, grace, why)
+        number, got = self.version + 1, len(self.arrived)
+        alarm = self.grace.begin(self.roster, number, got, self.config.grace, self.enough, at)
         return (alarm, *(Hold(worker=worker, why=self._missing()) for worker in self._waiting()))
 
     def _waiting(self) -> list[int]:
@@ -163,8 +160,8 @@ class Machine:
         return [worker for worker, step in sorted(self.arrived) if worker in seats and seats[worker].step == step]
 
     def _missing(self) -> Why:
-        if self.grace == "set":
-            return ("grace-open", self.version + 1, awaited_of(self.in_time))
+        if self.grace.state == "now":
+            return self.grace.why(self.version + 1, self.in_time)
         lacking = min(self.enough - len(self.arrived), len(self.computing))
         return ("quorum-open", self.version + 1, lacking, awaited_of(self.computing))
 
@@ -172,18 +169,6 @@ class Machine:
 def enough(config: Config, workers: int) -> int:
     """Return how many gradients make a version where so many workers begin."""
     return config.m or max(1, workers - 1)
-
-
-def grace_of(took: float, gradients: int) -> float:
-    """Return the seconds of grace under `auto`, for a round that got so many gradients in that time.
-
-    It is the time for each of them. So one further gradient that comes by then leaves the gradients per second as they
-    were, or raises them.
-
-    >>> grace_of(1.5, gradients=3)
-    0.5
-    """
-    return took / gradients
 
 
 def misfit(config: Config, hosts: Sequence[str]) -> str:
@@ -216,10 +201,8 @@ SPEC = Spec(
             for worker, seat in machine.roster.seats.items()
             if seat.phase == "arrived"
         ),
-        "a round with enough gradients is open only in its time of grace": lambda machine: (
-            (len(machine.arrived) >= machine.enough)
-            == (machine.grace == "set")
-            == (machine.version + 1 in machine.roster.alarms)
+        "a round with enough gradients is open only in its time of grace": lambda machine: fits(
+            machine.grace, machine.roster, machine.version + 1, enough=len(machine.arrived) >= machine.enough
         ),
         "a worker that may be in time computes on the newest version": lambda machine: (
             sorted(machine.in_time)
@@ -229,10 +212,9 @@ SPEC = Spec(
     misfit=misfit,
     reasons={
         **REASONS,
+        **OF_GRACE,
         "quorum": "version {0} has enough gradients: {1}",
         "quorum-open": "version {0} waits for {1} of {2:workers}",
-        "grace": "version {0} has enough gradients, {1}, and takes in those that come within {2:.3g} s",
-        "grace-open": "version {0} has enough gradients, and takes in those of {1:workers} that come in time",
         "round-closed": "version {2} was made without step {1} of worker {0}",
     },
 )

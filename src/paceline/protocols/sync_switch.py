@@ -711,7 +711,8 @@ class Machine:
         self.members = {worker: None for worker, _, _ in began.members}
         if not self.watching:
             self.began, self.windows, self.streaks = {}, {}, {}
-        if self.part.rounds or not self.part.averages:  # else only a version's own workers are known to be in it
+        together = self.part.averages and not self.part.rounds and self.part.optimizer != "outer"
+        if not together:  # else only a version's own workers are known to be in it
             self._scale(self.members, turn)
         self._tell(began, turn)
 
