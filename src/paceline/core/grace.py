@@ -17,8 +17,8 @@ from paceline.core.roster import Roster
 Seconds = float | Literal["auto"]
 
 REASONS = {
-    "grace": "version {0} has enough, {1}, and takes in what comes within {2:.3g} s",
-    "grace-open": "version {0} has enough, and takes in what comes in time of {1:workers}",
+    "grace": "version {0} has enough ({1}), and takes in what comes within {2:.3g} s",
+    "grace-open": "version {0} has enough, and takes in what comes in time from {1:workers}",
 }
 """Sentences of the reasons of a time of grace."""
 
