@@ -53,7 +53,7 @@ class Grace:
         lasts = automatic(at - self.began, enough) if seconds == "auto" else seconds
         return roster.set_alarm(version, lasts, ("grace", version, got, lasts))
 
-    def ends(self, fact: AlarmRang, version: int) -> bool:
+    def rang(self, fact: AlarmRang, version: int) -> bool:
         """Return whether this alarm ends it, in the round that makes that version. If not, its round is closed."""
         if fact.number == version:
             self.state = "over"

@@ -148,7 +148,7 @@ class LocalRounds:
                 self.entering.pop(worker, None)
                 return (*Roster.half_pushed(fact, seat), *self._close_round(fact.at))
             case AlarmRang(at=at):
-                return self._close_round(at) if self.grace.ends(fact, self.version + 1) else ()
+                return self._close_round(at) if self.grace.rang(fact, self.version + 1) else ()
             case ParametersTaken():
                 return ()
             case _:  # the roster has refused it

@@ -109,7 +109,7 @@ class Machine:
                 self._ends(worker)
                 return (*Roster.half_pushed(fact, seat), *self._close_round(fact.at))
             case AlarmRang(at=at):
-                return self._close_round(at) if self.grace.ends(fact, self.version + 1) else ()
+                return self._close_round(at) if self.grace.rang(fact, self.version + 1) else ()
             case ParametersTaken():
                 return ()
             case _:  # the roster has refused it

@@ -24,7 +24,9 @@ with a fresh machine.
 Ours:
 - While a phase ends, a worker with nothing under way leaves its machine, so the phase's rounds shrink instead of
   waiting. A worker that joins then waits for the next phase. A worker that has run out of data is no member of it.
-- A phase ends with a version. So no worker is in the middle of a round of own steps then.
+- A phase ends with a version. So no worker is in the middle of a round of own steps then, unless rounds have a quorum:
+  workers that are late end their rounds first.
+- An alarm that a part has set rings in vain once that part is over.
 - Where one of the two protocols has replicas, the switch makes a version: the mean of all replicas, or the store's as
   it is. The next part begins with that.
 - A step of a replica counts as done when it is ordered, also if the replica is lost later.

@@ -192,23 +192,31 @@ class Rules:
                 self.came_back[worker] += worker in self.came
                 self.came.setdefault(worker, step)
             case WorkerLeft(worker=worker, reason=reason):
-                self.reasons.add(reason)
-                if reason == "finished":
-                    self.finished.add(worker)
-                self.may_be_undone.update((worker, step) for step in self.stepping.pop(worker, ()))
-                self.busy.pop(worker, None)
-                self.replicas.pop(worker, None)
+                self._leave(worker, reason)
             case ReplicaCopied(worker=worker):
                 self.replicas[worker] = self.copies.pop(worker, None)
             case ReduceFinished(group=group) | ReduceFailed(group=group):
                 self._end(group, isinstance(fact, ReduceFinished))
-            case AlarmRang(number=number, at=at):
-                due = self.alarms.pop(number, math.inf)
-                if at < due - EARLY:
-                    raise Violation(ALARMS, f"at {due!r}" if due < math.inf else f"no alarm {number} now", at)
+            case AlarmRang():
+                self._ring(fact)
             case _:
                 pass
         self.outcomes.fact(fact)
+
+    def _leave(self, worker: int, reason: str) -> None:
+        self.reasons.add(reason)
+        if reason == "finished":
+            self.finished.add(worker)
+        self.may_be_undone.update((worker, step) for step in self.stepping.pop(worker, ()))
+        self.busy.pop(worker, None)
+        self.replicas.pop(worker, None)
+
+    def _ring(self, fact: AlarmRang) -> None:
+        due = self.alarms.pop(fact.number, math.inf)
+        if fact.at < due - EARLY:
+            raise Violation(
+                ALARMS, f"at {due!r}" if due < math.inf else f"no alarm {fact.number}, which is not set", fact.at
+            )
 
     def _go_on(self, fact: TrainingBegan) -> None:
         """Undo what was outstanding, as the run was resumed. Numbers go on from the snapshot."""
