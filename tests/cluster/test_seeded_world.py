@@ -114,7 +114,10 @@ def calm(protocol: str, *faults: Fault, batches: int | None = None, **changes: A
     return replace(history, **{"shards_on": None, "max_steps": None, "max_seconds": None, **changes})
 
 
-@pytest.mark.parametrize("protocol", [*PROTOCOLS, *IN_GROUPS])
+WITH_ALARMS = ["quorum:m=4,grace=auto", "diloco:every=2,quorum=3"]
+
+
+@pytest.mark.parametrize("protocol", [*PROTOCOLS, *IN_GROUPS, *WITH_ALARMS])
 def test_a_run_without_faults_completes_under_every_protocol(protocol: str) -> None:
     tried(calm(protocol))
 

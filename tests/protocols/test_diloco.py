@@ -30,3 +30,10 @@ def test_what_does_not_go_together_is_refused_in_one_line(parameters: str, said:
 def test_a_switch_of_workers_with_an_overlap_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match="sync-switch: a part has an overlap, which no switch can end yet"):
         choose("sync-switch:then=diloco:every=8,overlap=2", registry())
+
+
+def test_batches_are_dealt_by_rounds_only_where_a_round_waits_for_all() -> None:
+    """Else an epoch would end with the slowest worker's share of it."""
+    assert choose("diloco", registry()).rounds
+    assert not choose("diloco:quorum=2", registry()).rounds
+    assert not choose("sync-switch:first=diloco:quorum=2", registry()).rounds
