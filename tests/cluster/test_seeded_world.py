@@ -114,6 +114,11 @@ def calm(protocol: str, *faults: Fault, batches: int | None = None, **changes: A
     return replace(history, **{"shards_on": None, "max_steps": None, "max_seconds": None, **changes})
 
 
+@pytest.mark.parametrize("protocol", ["quorum:m=1,grace=0.01", "diloco:every=2,quorum=1,grace=0.01"])
+def test_on_several_hosts_no_alarm_rings_before_its_time(protocol: str) -> None:
+    tried(calm(protocol, batches=20))
+
+
 @pytest.mark.parametrize("protocol", [*PROTOCOLS, *IN_GROUPS])
 def test_a_run_without_faults_completes_under_every_protocol(protocol: str) -> None:
     tried(calm(protocol))

@@ -26,6 +26,7 @@ class Config:
     cap: bool = parameter(True, "whether there is a cap")
     order: Literal["ready", "fixed"] = parameter("ready", "who goes first")
     kept: Literal["all", "last"] | None = parameter(None, "what is kept")
+    pause: float | Literal["auto"] = parameter("auto", "how long a pause is", least=0, unit="seconds")
 
     def __post_init__(self) -> None:
         check_parameters("made-up", self)
@@ -52,12 +53,12 @@ KNOWN = {**registry(), "made-up": spec("made-up", Config), "careless": spec("car
 def test_every_kind_of_value_is_read_and_written_back_alike() -> None:
     text = (
         "made-up:count=2,share=0.25,gap=0.00001,part=1.0,below=-20,any=-1.5,limit=4,gate=none,cap=false,"
-        "order=fixed,kept=last"
+        "order=fixed,kept=last,pause=0.5"
     )
     choice = choose(text, KNOWN)
     assert choice.config == Config(
         count=2, share=0.25, gap=1e-5, part=1.0, below=-20, any=-1.5, limit=4, gate=None, cap=False, order="fixed",
-        kept="last",
+        kept="last", pause=0.5,
     )  # fmt: skip
     assert str(choice) == text
 
@@ -81,7 +82,7 @@ def test_a_number_is_written_as_it_is_typed_and_read_back_the_same(value: float,
 @pytest.mark.parametrize(
     ("key", "value"),
     [("count", 0), ("share", 0.0), ("share", 1.0), ("share", 1), ("gap", 1e-9), ("part", 1.0), ("below", -1),
-     ("any", -1e300), ("limit", 1), ("gate", -5.0), ("kept", "all")],
+     ("any", -1e300), ("limit", 1), ("gate", -5.0), ("kept", "all"), ("pause", 0.0), ("pause", "auto")],
 )  # fmt: skip
 def test_a_value_within_its_range_is_taken_and_its_ends_are_within(key: str, value: Any) -> None:
     assert getattr(Config(**{key: value}), key) == value
@@ -102,6 +103,9 @@ def test_a_value_within_its_range_is_taken_and_its_ends_are_within(key: str, val
         ("gate", float("nan"), "nan; it must be a finite number, or none"),
         ("kept", "odd", '"odd"; it must be one of all, last, or none'),
         ("limit", "few", '"few"; it must be a whole number, 1 or more, or none'),
+        ("pause", -1.0, "-1.0 seconds; it must be 0 or more, or auto"),
+        ("pause", "long", '"long"; it must be a number, 0 or more, or auto'),
+        ("pause", float("inf"), "inf seconds; it must be a finite number, 0 or more, or auto"),
     ],
 )
 def test_a_value_out_of_range_is_refused_alike_whether_written_or_given_to_the_config(
@@ -117,7 +121,7 @@ def test_a_value_out_of_range_is_refused_alike_whether_written_or_given_to_the_c
 @pytest.mark.parametrize(
     ("key", "value"),
     [("count", None), ("count", 1.0), ("count", True), ("share", True), ("share", "0.5"), ("cap", 1), ("cap", None),
-     ("order", None), ("order", True), ("limit", 2.0), ("gate", False)],
+     ("order", None), ("order", True), ("limit", 2.0), ("gate", False), ("pause", None)],
 )  # fmt: skip
 def test_a_config_refuses_a_value_of_another_kind(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^made-up: {key} is "):
@@ -140,6 +144,7 @@ def test_a_parameter_declares_its_words_and_its_rule() -> None:
         "cap": "true or false",
         "order": "one of ready, fixed",
         "kept": "one of all, last, or none",
+        "pause": "a number, 0 or more, or auto",
     }
 
 

@@ -17,7 +17,7 @@ from support.walk import World, walk, wander
 
 VARIANTS = {
     "ad-psgd": ("topology=bipartite-complete",),
-    "diloco": ("every=2,overlap=1",),
+    "diloco": ("every=2,overlap=1", "every=2,quorum=1,grace=1", "every=2,quorum=2"),
     "dssp": ("lower=0,upper=2", "lower=0,upper=2,cap=false,counting=literal"),
     "hsp": (
         "idle=none,broadcast=all",
@@ -28,7 +28,7 @@ VARIANTS = {
         "idle=always,order=rank,stale=discard,broadcast=all",
     ),
     "ps-plus": ("gate=0", "pull=after-push", "pull=after-push,gate=0", "pull=after-push,modulation=progress,gate=1"),
-    "quorum": ("m=1", "m=3"),
+    "quorum": ("m=1", "m=3", "m=2,grace=auto", "m=1,grace=1"),
     "ringmaster": ("max_delay=1", "max_delay=2"),
     "ripples": ("schedule=static", "schedule=random", "group_size=2,section_length=2", "threshold=none"),
     "local-sgd": ("every=1", "every=2"),
@@ -67,6 +67,7 @@ MANY = [
     "ad-psgd",
     *(f"hsp:idle=always,order=rank,broadcast=all,stale={stale}" for stale in ("next", "accumulate", "discard")),
 ]
+MANY += ["quorum:m=1,grace=1", "diloco:every=2,quorum=1,grace=1"]
 MANY += ["ps-plus:gate=0", "ps-plus:pull=after-push,modulation=progress,gate=1"]
 MANY = [str(choose(text, registry())) for text in MANY]
 """Those with so many states that by default two walks stand for one: of fewer steps, and of fewer workers."""

@@ -22,6 +22,8 @@ SPECIAL = [
     "hsp:idle=always,stale=accumulate",
     "hsp:idle=always,order=rank,stale=discard",
     "quorum:m=1",
+    "quorum:m=1,grace=1",
+    "diloco:every=3,quorum=1",
     "ringmaster:max_delay=1",
 ]
 IN_ROUNDS = [name for name in (*SIMPLE, *SPECIAL) if registry()[name.partition(":")[0]].rounds]

@@ -27,6 +27,7 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    SetAlarm,
     ShareOut,
     StartPull,
     StartPush,
@@ -49,7 +50,7 @@ FACTS = {
     name: getattr(tables, name)
     for name in (
         *("began", "joined", "left", "ready", "declined", "paused", "revoked", "resumed"),
-        *("arrived", "taken", "averaged", "failed", "copied"),
+        *("arrived", "taken", "averaged", "failed", "copied", "rang"),
     )
 }
 
@@ -174,6 +175,8 @@ def said(order: Order, *, replicas: bool) -> str:
             return f"group {group}: the mean of {_sum(contributions)}"
         case CopyReplica(source=source, worker=worker):
             return f"worker {worker} gets a copy of worker {source}'s replica"
+        case SetAlarm(number=number, seconds=seconds):
+            return f"alarm {number} is set, to ring after {seconds:g} s"
 
 
 def _sum(contributions: tuple[tuple[int, int, float], ...]) -> str:

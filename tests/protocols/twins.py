@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.core.facts import (
+    AlarmRang,
     Fact,
     GradientReady,
     StepDeclined,
@@ -17,7 +18,7 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, StartPush, steps_of
+from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release, SetAlarm, StartPush, steps_of
 
 
 @dataclass
@@ -161,13 +162,16 @@ class Quorum(Ringmaster):
     """With a fixed m. As in `Ringmaster`, a gradient of an older version is too late."""
 
     m: int = 2
+    grace: float = 0.0
 
     def answer(self, fact: Fact) -> None:
+        if isinstance(fact, AlarmRang) and fact.number != self.version() + 1:
+            return
         if isinstance(fact, GradientReady | UpdateArrived) and self.is_late(fact.worker):
             self.drop(fact.worker, fact.step)
             self.release(fact.worker)
             return
-        if not isinstance(fact, UpdateArrived | StepDeclined | WorkerLeft):
+        if not isinstance(fact, UpdateArrived | StepDeclined | WorkerLeft | AlarmRang):
             return
         settled = [
             (worker, step)
@@ -189,6 +193,16 @@ class Quorum(Ringmaster):
         if not round_ or (others and len(round_) < self.m):
             if isinstance(fact, UpdateArrived):
                 self.orders.append(Hold(worker=fact.worker))
+            return
+        alarm = SetAlarm(number=self.version() + 1, seconds=self.grace)
+        awaited = any(self.computes_on(worker) == self.version() for worker in others)
+        if self.grace and awaited and not isinstance(fact, AlarmRang):
+            waiting = [worker for worker in here if worker not in others]
+            if alarm in self.orders:
+                waiting = [fact.worker] if isinstance(fact, UpdateArrived) else []
+            else:
+                self.orders.append(alarm)
+            self.orders += [Hold(worker=worker) for worker in waiting]
             return
         total = None if any(samples is None for _, _, samples in round_) else sum(samples for _, _, samples in round_)
         self.apply(*((worker, step, samples / total if total else 1 / len(round_)) for worker, step, samples in round_))

@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from paceline.core.choice import choose
-from paceline.core.facts import Fact, GradientReady, ParametersTaken, ReduceFinished, TrainingBegan, UpdateArrived
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, StepReplica
+from paceline.core.facts import (
+    AlarmRang,
+    Fact,
+    GradientReady,
+    ParametersTaken,
+    ReduceFinished,
+    TrainingBegan,
+    UpdateArrived,
+)
+from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, SetAlarm, StepReplica
 from paceline.protocols import registry
 from paceline.records import violations
 from paceline.records.check.versions_made import VersionsMade
@@ -88,6 +96,24 @@ def test_a_run_on_one_host_has_no_sums_and_the_last_sum_of_a_run_is_of_several_u
     for folder, which in ((alone, "kind = 'UpdateArrived'"), (hosts, f"id = {last}")):
         found = wrong(edited(folder, f"UPDATE facts SET body = json_set(body, '$.sum', 1) WHERE {which}"))
         assert (found.table, found.rule) == ("facts", violations.SUMS)
+
+
+def test_an_alarm_rings_once_after_its_time_and_none_is_set_as_a_run_is_resumed() -> None:
+    history, ten = Told("quorum:m=1", 1, 1), SetAlarm(number=10, seconds=0.5)
+    history.told(UpdateArrived(worker=0, step=0, at=1.0), ten)
+    history.told(AlarmRang(number=10, at=1.5 - 1e-9))  # rounded
+    with pytest.raises(Violation, match=violations.ALARMS):  # it has rung
+        history.told(AlarmRang(number=10, at=1.6))
+    history.told(UpdateArrived(worker=1, step=0, at=2.0), SetAlarm(number=11, seconds=0.5))
+    with pytest.raises(Violation, match=violations.ALARMS):  # it is early
+        history.told(AlarmRang(number=11, at=2.4))
+    history.told(ParametersTaken(worker=1, version=0, at=2.5), SetAlarm(number=12, seconds=0.5))
+    with pytest.raises(Violation, match=violations.ALARMS):
+        history.rules.order(SetAlarm(number=12, seconds=1.0))
+    resumed = tuple((*one[:2], 1) for one in history.members)
+    history.told(TrainingBegan(members=resumed, version=0, at=3.0))
+    with pytest.raises(Violation, match=violations.ALARMS):
+        history.told(AlarmRang(number=12, at=4.0))
 
 
 def test_a_worker_is_in_one_group_at_a_time() -> None:

@@ -43,7 +43,30 @@ def test_late_gradients_are_in_no_version_all_samples_are_and_a_replay_has_the_s
     sound(ended)
 
 
-@pytest.mark.parametrize("protocol", ["quorum:m=2", "ringmaster:max_delay=2"])
+@pytest.mark.parametrize(
+    ("protocol", "spread"),
+    [
+        ("quorum:m=2,grace=auto", ("-n", "3")),
+        ("diloco:every=3,quorum=2", ("-n", "3")),
+        (
+            "diloco:every=3,quorum=1,grace=0.01",
+            ("-n", "1", "--emulate-hosts", "3", "--shards-on", "all", "--compress", "int8"),
+        ),
+        ("sync-switch:first=quorum:m=2,grace=0.05,then=diloco:every=2,quorum=2,switch_at=0.5", ("-n", "3")),
+    ],
+)
+def test_alarms_ring_in_a_run_and_where_they_rang_in_its_replay(
+    protocol: str, spread: tuple[str, ...], launch: Launch, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.toml").write_text(SLOW)
+    flags = ("-p", protocol, *spread, "--threads", "1", "--scenario", str(tmp_path / "slow.toml"))
+    ended = launch.run(that_draws(), *flags).completed()
+    assert ended.rows("SELECT count(*) FROM facts WHERE kind = 'AlarmRang'")[0][0] > 0
+    assert ended.summary["samples_missed"] == 0
+    sound(ended)
+
+
+@pytest.mark.parametrize("protocol", ["quorum:m=2", "ringmaster:max_delay=2", "diloco:every=3,quorum=2"])
 def test_a_run_that_is_stopped_among_late_gradients_goes_on_with_all_samples(
     protocol: str, launch: Launch, tmp_path: Path
 ) -> None:

@@ -82,7 +82,7 @@ class ReplicaWorld(World):
         at = self.now
         if not self.began:
             return [self.beginning()]
-        facts: list[Fact] = []
+        facts: list[Fact] = self.ringing()
         for worker, task in self.jobs.items():
             if task.source is not None:
                 facts.append(ReplicaCopied(source=task.source, worker=worker, at=at))

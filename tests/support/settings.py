@@ -21,8 +21,9 @@ CANDIDATES = 40
 
 def values_of(parameter: Parameter, spec: Spec) -> list[Any]:
     """All of them; of a number the default and those at the edges of its range."""
-    if parameter.allowed:
-        found: list[Any] = list(parameter.allowed)
+    words = list(parameter.allowed)
+    if words and parameter.kind is str:
+        found: list[Any] = words
     elif parameter.kind is bool:
         found = [True, False]
     elif parameter.kind is str:  # a protocol's name: the others are refused as parts
@@ -33,7 +34,7 @@ def values_of(parameter: Parameter, spec: Spec) -> list[Any]:
         if parameter.kind is int:
             edges += [edge + 1 for edge in edges]
         edges += [] if parameter.most is None else [parameter.most]
-        found = list(dict.fromkeys([parameter.default, *map(parameter.kind, edges)]))
+        found = list(dict.fromkeys([parameter.default, *map(parameter.kind, edges), *words]))
     return [*found, None] if parameter.optional and None not in found else found
 
 

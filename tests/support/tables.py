@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from paceline.core.facts import (
+    AlarmRang,
     GradientReady,
     ParametersTaken,
     ReduceFailed,
@@ -84,6 +85,10 @@ def failed(group: int, *lost: int, at: float = 0.0) -> ReduceFailed:
 
 def copied(source: int, worker: int, at: float = 0.0) -> ReplicaCopied:
     return ReplicaCopied(source=source, worker=worker, at=at)
+
+
+def rang(number: int, at: float = 0.0) -> AlarmRang:
+    return AlarmRang(number=number, at=at)
 
 
 def release(worker: int, step: int, version: int, parameters: Literal["pull", "held", "eager"] = "pull") -> Release:

@@ -18,6 +18,7 @@ from typing import Any
 
 from paceline.core.choice import Choice
 from paceline.core.facts import (
+    AlarmRang,
     Fact,
     GradientReady,
     ParametersTaken,
@@ -40,6 +41,7 @@ from paceline.core.orders import (
     LeaveOut,
     Order,
     Release,
+    SetAlarm,
     ShareOut,
     StartPull,
     StartPush,
@@ -130,6 +132,8 @@ class World:
     """By worker: the first step since it came, or came back."""
     unsettled: dict[tuple[int, int], bool] = field(default_factory=dict)
     """Announced updates that are neither applied nor dropped yet: whether they have arrived."""
+    alarms: dict[int, None] = field(default_factory=dict)
+    """Alarms that are set and have not rung, by number."""
     now: float = 0.0
 
     @classmethod
@@ -162,7 +166,10 @@ class World:
     def deliver(self, fact: Fact) -> tuple[Order, ...]:
         """Let the fact happen and obey the machine's orders, each of them checked."""
         orders = self.machine.handle(fact)
-        self._happen(fact)
+        if isinstance(fact, AlarmRang):
+            del self.alarms[fact.number]
+        else:
+            self._happen(fact)
         for order in orders:
             self._obey(order)
         self._expect_settled()
@@ -183,7 +190,7 @@ class World:
         at = self.now
         if not self.began:
             return [self.beginning()]
-        facts: list[Fact] = []
+        facts: list[Fact] = self.ringing()
         for worker, job in self.jobs.items():
             if job.paused:
                 facts.append(WorkerResumed(worker=worker, at=at))
@@ -206,6 +213,10 @@ class World:
         if not facts:
             self.expect_the_end()
         return facts
+
+    def ringing(self) -> list[Fact]:
+        """Every alarm that is set may ring at any time."""
+        return [AlarmRang(number=number, at=self.now) for number in self.alarms]
 
     def host_of(self, worker: int) -> str:
         """Where the worker is."""
@@ -306,6 +317,7 @@ class World:
             yield StepDeclined(worker=worker, step=step, at=at)
             yield UpdateArrived(worker=worker, step=step, at=at)
             yield ParametersTaken(worker=worker, version=self.version, at=at)
+        yield AlarmRang(number=max(self.alarms, default=self.version) + 1, at=at)
         yield from self.impossible_here()
 
     def impossible_here(self) -> Iterator[Fact]:
@@ -357,6 +369,7 @@ class World:
             frozen(dict(sorted(self.jobs.items())), newest),
             tuple(sorted(self.gone.items())),
             tuple(sorted(self.unsettled.items())),
+            tuple(self.alarms),
             self.departures,
             self.joins,
             self.pauses,
@@ -420,6 +433,11 @@ class World:
     def _obey(self, order: Order) -> None:
         if order.why[0] not in self.choice.reasons or not self.choice.sentence(order.why):
             raise Broken(f"no sentence says why: {order}")
+        if isinstance(order, SetAlarm):
+            if order.number in self.alarms or order.seconds < 0:
+                raise Broken(f"it is set, or its time is over: {order}")
+            self.alarms[order.number] = None
+            return
         self._do(order)
 
     def _do(self, order: Order) -> None:

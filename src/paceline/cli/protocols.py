@@ -91,7 +91,10 @@ def _card(spec: Spec) -> dict[str, Any]:
 
 
 def _plain(spec: Spec, parameter: Parameter) -> dict[str, Any]:
-    """`allowed` for a choice of words, a protocol and a boolean, `range` for a number; None is `null`."""
+    """`allowed` for a choice of words, a protocol and a boolean, `range` for a number; None is `null`.
+
+    The type of a number that may be a word instead names the word.
+    """
     kind = parameter.kind.__name__
     allowed: tuple[Any, ...] = parameter.allowed
     if parameter.kind is bool:
@@ -101,10 +104,12 @@ def _plain(spec: Spec, parameter: Parameter) -> dict[str, Any]:
     elif parameter.kind is str:
         kind = "choice"
     limits = {"least": parameter.least, "above": parameter.above, "most": parameter.most}
+    is_number = parameter.kind in (int, float)
+    words = allowed if is_number else ()
     return {
         "name": parameter.name,
-        "type": f"{kind} or none" if parameter.optional else kind,
+        "type": " or ".join([kind, *words, *(["none"] if parameter.optional else [])]),
         "default": parameter.default,
-        **({"allowed": list(allowed)} if allowed else {"range": limits}),
+        **({"range": limits} if is_number else {"allowed": list(allowed)}),
         "what": parameter.what,
     }

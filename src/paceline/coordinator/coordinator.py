@@ -15,7 +15,7 @@ from paceline.coordinator.member import Member
 from paceline.coordinator.remarks import Remarks
 from paceline.coordinator.run_state import RunState
 from paceline.coordinator.shutdown import loss_is_borne
-from paceline.core.facts import Fact, GradientReady, StepDeclined
+from paceline.core.facts import AlarmRang, Fact, GradientReady, StepDeclined
 from paceline.core.orders import (
     AdjustTraining,
     ApplyUpdate,
@@ -27,6 +27,7 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    SetAlarm,
     ShareOut,
     StartPull,
     StartPush,
@@ -149,6 +150,14 @@ class Coordinator:
                 self._tell_shares(order)
             case SwitchProtocol():
                 self._switch(order)
+            case SetAlarm(number=number, seconds=seconds):
+                if not run_state.policy.directed:  # else it rings when the recorded one did
+                    run_state.loop.after(seconds, lambda: self._ring(number))
+
+    def _ring(self, number: int) -> None:
+        """The alarm rings, unless training is over."""
+        if not self.run_state.members.through:
+            self.run_state.inbox.report(AlarmRang(number=number, at=self.run_state.clock.at()))
 
     def _tell_shares(self, order: ShareOut) -> None:
         """Tell the user of shares, unless they are nearly those that the user was told."""
@@ -222,7 +231,7 @@ class Coordinator:
         for worker in members:
             run_state.data.leases.join(worker)
         number = choice.part_of(order)
-        run_state.data.leases.deal("rounds" if choice.part(number).spec.rounds else "queue")
+        run_state.data.leases.deal("rounds" if choice.part(number).rounds else "queue")
         if not run_state.settings.quiet:
             before = choice.part(1 - number).spec.name
             run_state.output.say(f"switched from {before} to {order.to}: {choice.sentence(order.why)}")

@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from decimal import Decimal
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.core.machine import Fragments, Machine, Outer, Part, Spec
 from paceline.core.orders import SwitchProtocol
@@ -51,6 +52,7 @@ class Parameter:
     kind: type[Any]
     """bool, int, float or str. A str is one of the words in `allowed`, or a protocol if `allowed` is empty."""
     allowed: tuple[str, ...] = ()
+    """Words. A number may be one of them instead."""
     optional: bool = False
     """Whether it may be None, written `none`."""
     what: str = ""
@@ -82,7 +84,7 @@ class Parameter:
 
     def check(self, protocol: str, value: Any) -> None:
         """Raise ConfigError for a value of another kind, not finite, or out of range."""
-        if self.optional and value is None:
+        if (self.optional and value is None) or (isinstance(value, str) and value in self.allowed):
             return
         if not self._is_of_kind(value):
             raise self._refused(protocol, value, self.rule)
@@ -97,7 +99,7 @@ class Parameter:
 
     def _is_of_kind(self, value: Any) -> bool:
         if self.kind is str:
-            return value in self.allowed if self.allowed else isinstance(value, str)
+            return not self.allowed and isinstance(value, str)
         return type(value) is self.kind or (self.kind is float and type(value) is int)  # a bool is no int here
 
     def _range(self) -> str:
@@ -110,7 +112,9 @@ class Parameter:
         return f"above {least} and at most {most}" if self.above else f"from {least} to {most}"
 
     def _must_be(self, *parts: str) -> str:
-        return ", ".join(part for part in (*parts, "or none" if self.optional else "") if part)
+        words = () if self.kind is str else self.allowed
+        ends = [f"or {word}" for word in (*words, *(["none"] if self.optional else []))]
+        return ", ".join(part for part in (*parts, *ends) if part)
 
     def _refused(self, protocol: str, value: Any, rule: str) -> ConfigError:
         given = f'"{value}"' if isinstance(value, str) else f"{written(value)} {self.unit}".rstrip()
@@ -124,18 +128,20 @@ def declared(config: type[Any]) -> dict[str, Parameter]:
 
 
 def _parameter(entry: Field[Any], kind: Any) -> Parameter:
-    optional = type(None) in get_args(kind)
-    if optional:
-        (kind,) = (part for part in get_args(kind) if part is not type(None))
-    words = get_args(kind) if get_origin(kind) is Literal else ()
-    if not words and kind not in (bool, int, float, str):
-        raise TypeError(f"{entry.name} is a {kind}; a parameter is a bool, int, float, Literal, or a protocol's name")
+    among = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    words = tuple(word for one in among if get_origin(one) is Literal for word in get_args(one))
+    kinds = [one for one in among if one is not NoneType and get_origin(one) is not Literal] or [str]
+    if len(kinds) > 1 or kinds[0] not in (bool, int, float, str):
+        raise TypeError(
+            f"{entry.name} is a {kind}; a parameter is a bool, int, float, Literal, a number or a Literal, or a "
+            "protocol's name"
+        )
     return Parameter(
         name=entry.name,
         default=entry.default,
-        kind=str if words else kind,
+        kind=kinds[0],
         allowed=words,
-        optional=optional,
+        optional=NoneType in among,
         **entry.metadata,
     )
 
@@ -196,8 +202,9 @@ class Choice:
 
     @property
     def rounds(self) -> bool:
-        """Whether workers go in rounds at first."""
-        return self.part(self.begins).spec.rounds
+        """Whether workers go in rounds at first, each of which waits for all of them."""
+        part = self.part(self.begins)
+        return part.spec.rounds and part.spec.waits_for_all(part.config)
 
     def gradients(self, workers: int) -> int:
         """Of how many gradients a version is the mean at first, with so many workers. Of differences it is of none."""

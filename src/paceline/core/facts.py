@@ -156,6 +156,17 @@ class WorkerResumed:
     at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmRang:
+    """The time of `SetAlarm` is over. It rings once, also if nothing waits for it by then.
+
+    Alarms end with their segment: none is set as a resumed run begins.
+    """
+
+    number: int
+    at: float
+
+
 Fact = (
     TrainingBegan
     | WorkerJoined
@@ -168,4 +179,5 @@ Fact = (
     | ReduceFailed
     | ReplicaCopied
     | WorkerResumed
+    | AlarmRang
 )

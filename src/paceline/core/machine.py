@@ -105,6 +105,8 @@ class Spec:
     rounds: bool
     """Whether workers go in rounds, each version the mean of one gradient from each worker. Batches are then dealt by
     (round, worker), whatever the timing."""
+    waits_for_all: Callable[[Any], bool] = lambda config: True
+    """In rounds: whether each waits for all workers. Else batches are dealt to whoever asks, as outside of rounds."""
     gradients: Callable[[Any, int], int] | None = None
     """Of how many gradients a version is the mean, with so many workers. By default of one from each in rounds, else
     of one. If a protocol says it, it waits for so many and not for all."""

@@ -250,6 +250,17 @@ class CopyReplica:
     why: Why = field(default=UNSAID, compare=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAlarm:
+    """Ring after that time: `AlarmRang` follows. No order takes it back."""
+
+    number: int
+    """No other alarm of the segment has it."""
+    seconds: float
+    """From the fact that this order follows from."""
+    why: Why = field(default=UNSAID, compare=False)
+
+
 def steps_of(order: StartPush | DropUpdate) -> range:
     """Return the steps that are in this update."""
     return range(order.step if order.since is None else order.since, order.step + 1)
@@ -270,4 +281,5 @@ Order = (
     | StepReplica
     | Reduce
     | CopyReplica
+    | SetAlarm
 )

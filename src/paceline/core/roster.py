@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.core.facts import (
+    AlarmRang,
     Fact,
     GradientReady,
     ParametersTaken,
@@ -20,7 +21,7 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import DropUpdate, Release, StartPull, StartPush
+from paceline.core.orders import DropUpdate, Release, SetAlarm, StartPull, StartPush
 from paceline.core.reasons import Why
 from paceline.errors import ProtocolViolation
 
@@ -56,6 +57,13 @@ def check_beginning(fact: TrainingBegan, began: bool) -> None:
     workers = [worker for worker, _, _ in fact.members]
     if workers != sorted(set(workers)):
         raise ProtocolViolation(fact, "members are named once each, in ascending order")
+
+
+def ring(alarms: dict[int, Any], fact: AlarmRang) -> Any:
+    """Take this alarm, which rings, out of those that are set. Raises ProtocolViolation if it is not set."""
+    if fact.number not in alarms:
+        raise ProtocolViolation(fact, "no alarm of that number is set")
+    return alarms.pop(fact.number)
 
 
 Phase = Literal["parked", "computing", "ready", "pushing", "arrived", "declined"]
@@ -116,10 +124,12 @@ class Roster:
     seats: dict[int, WorkerProgress] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
     """The last step number of each worker that left. Numbers only grow, also for a worker that comes back."""
+    alarms: dict[int, None] = field(default_factory=dict)
+    """The numbers of alarms that are set and have not rung."""
     began: bool = False
 
     def observe(self, fact: Fact) -> WorkerProgress | None:
-        """Check `fact`, note it, and return its worker's seat (for `TrainingBegan`, None).
+        """Check `fact`, note it, and return its worker's seat. Return None for `TrainingBegan` and `AlarmRang`.
 
         For a worker that left, this is its last seat. Raises ProtocolViolation without changing anything.
         """
@@ -132,6 +142,9 @@ class Roster:
             raise ProtocolViolation(fact, "there are no replicas where a parameter server has the parameters")
         if isinstance(fact, WorkerJoined):
             return self._join(fact)
+        if isinstance(fact, AlarmRang):
+            ring(self.alarms, fact)
+            return None
         seat = self.seats.get(fact.worker)
         if seat is None:
             raise ProtocolViolation(fact, f"worker {fact.worker} is not here")
@@ -217,6 +230,11 @@ class Roster:
         order = StartPull(worker=worker, version=version, why=why)
         self.note(order)
         return order
+
+    def set_alarm(self, number: int, seconds: float, why: Why) -> SetAlarm:
+        """Note and return the order that sets this alarm."""
+        self.alarms[number] = None
+        return SetAlarm(number=number, seconds=seconds, why=why)
 
     @staticmethod
     def half_pushed(fact: WorkerLeft, seat: WorkerProgress) -> tuple[DropUpdate, ...]:

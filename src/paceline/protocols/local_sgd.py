@@ -42,6 +42,15 @@ class Config:
         """See `local_rounds.Rounds`."""
         return 0
 
+    @property
+    def quorum(self) -> None:
+        """See `local_rounds.Rounds`."""
+
+    @property
+    def grace(self) -> float:
+        """See `local_rounds.Rounds`."""
+        return 0.0
+
 
 SPEC = Spec(
     name="local-sgd",

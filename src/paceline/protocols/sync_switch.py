@@ -24,7 +24,9 @@ with a fresh machine.
 Ours:
 - While a phase ends, a worker with nothing under way leaves its machine, so the phase's rounds shrink instead of
   waiting. A worker that joins then waits for the next phase. A worker that has run out of data is no member of it.
-- A phase ends with a version. So no worker is in the middle of a round of own steps then.
+- A phase ends with a version. So no worker is in the middle of a round of own steps then, unless rounds have a quorum:
+  workers that are late end their rounds first.
+- An alarm that a part has set rings in vain once that part is over.
 - Where one of the two protocols has replicas, the switch makes a version: the mean of all replicas, or the store's as
   it is. The next part begins with that.
 - A step of a replica counts as done when it is ordered, also if the replica is lost later.
@@ -58,6 +60,7 @@ from typing import Any, Literal
 
 from paceline.core.choice import check_parameters, parameter
 from paceline.core.facts import (
+    AlarmRang,
     Fact,
     GradientReady,
     ParametersTaken,
@@ -83,6 +86,7 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    SetAlarm,
     StartPull,
     StartPush,
     StepReplica,
@@ -90,7 +94,7 @@ from paceline.core.orders import (
 )
 from paceline.core.reasons import NAMED_AT_MOST, OF_REPLICAS, Why
 from paceline.core.replicas import ReplicaProgress, Replicas
-from paceline.core.roster import Roster, WorkerProgress
+from paceline.core.roster import Roster, WorkerProgress, ring
 from paceline.errors import ProtocolViolation
 
 Which = Literal["first", "then"]
@@ -226,6 +230,8 @@ class Machine:
     """Of all live workers, as the active part's machine keeps its members."""
     late: dict[int, int] = field(default_factory=dict)
     """By worker to which a version may still be on its way from a store, while workers own replicas: that version."""
+    alarms: dict[int, bool] = field(default_factory=dict)
+    """By number of an alarm that has not rung: whether the active part has set it."""
     gathered: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     """By group that averages gradients, until replicas are stepped with the mean: (worker, step) of each of these."""
     hosts: dict[int, str] = field(default_factory=dict)
@@ -271,12 +277,16 @@ class Machine:
             self._expect_work(fact)
         if self._is_late(fact):
             return ()
-        seat = self.roster.observe(fact)
         turn = _Turn(fact.at)
-        if isinstance(fact, TrainingBegan):
-            self._begin(fact, turn)
-        elif self._note(fact, seat, turn):
-            self._tell(fact, turn)
+        if isinstance(fact, AlarmRang):
+            if ring(self.alarms, fact):  # else the part that has set it is over
+                self._tell(fact, turn)
+        else:
+            seat = self.roster.observe(fact)
+            if isinstance(fact, TrainingBegan):
+                self._begin(fact, turn)
+            elif self._note(fact, seat, turn):
+                self._tell(fact, turn)
         self._end(turn)
         why: Why = ("left-out",) if self.draining is None else ("ending", self.part.name, self._part(self.to).name)
         holds = [Hold(worker=worker, why=why) for worker in turn.parked if worker in self.parked]
@@ -370,7 +380,7 @@ class Machine:
                 self.gathered.pop(fact.group, None)
             return True
         assert seat is not None
-        assert not isinstance(fact, TrainingBegan)
+        assert not isinstance(fact, TrainingBegan | AlarmRang)
         worker = fact.worker
         match fact:
             case WorkerJoined(host=host):
@@ -476,6 +486,8 @@ class Machine:
                     self.since[worker, step] = first
                 case DropUpdate():
                     self._drop(order, turn)
+                case SetAlarm(number=number):
+                    self.alarms[number] = True
                 case Reduce(group=group, contributions=contributions) if contributions:
                     self.gathered[group] = tuple((worker, step) for worker, step, _ in contributions)
                 case ApplyUpdate(version=version, contributions=contributions):
@@ -696,12 +708,13 @@ class Machine:
                 self.roster.seats[worker] = WorkerProgress(step=seat.step, phase=phase, pulling=pulling)
 
     def _enter(self, which: Which, began: TrainingBegan, turn: _Turn) -> None:
-        self.active = which
+        self.active, self.alarms = which, dict.fromkeys(self.alarms, False)
         self.parked, self.declined, self.leaving, self.out = {}, {}, {}, {}
         self.members = {worker: None for worker, _, _ in began.members}
         if not self.watching:
             self.began, self.windows, self.streaks = {}, {}, {}
-        if self.part.rounds or not self.part.averages:  # else only a version's own workers are known to be in it
+        together = self.part.averages and not self.part.rounds and self.part.optimizer != "outer"
+        if not together:  # else only a version's own workers are known to be in it
             self._scale(self.members, turn)
         self._tell(began, turn)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.choice import Choice
 from paceline.core.facts import (
+    AlarmRang,
     Fact,
     GradientReady,
     ParametersTaken,
@@ -29,6 +30,7 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    SetAlarm,
     StartPush,
     StepReplica,
     SwitchProtocol,
@@ -37,6 +39,7 @@ from paceline.core.orders import (
 from paceline.records.bitsets import Bitset
 from paceline.records.update_outcomes import Applied, Dropped, UpdateOutcomes
 from paceline.records.violations import (
+    ALARMS,
     APPLIED_ONCE,
     ARRIVED,
     DROPPED_ONCE,
@@ -59,6 +62,8 @@ from paceline.records.violations import (
 
 WEIGHTS = 1e-9
 """How far rounding may move the sum of a version's weights from 1."""
+EARLY = 1e-6
+"""Seconds by which rounding may have an alarm ring before its time."""
 
 
 @dataclass(slots=True)
@@ -135,6 +140,8 @@ class Rules:
     """The last sum in which updates have arrived."""
     sums: Bitset = field(default_factory=Bitset)
     """(0, its number) of each sum in this segment."""
+    alarms: dict[int, float] = field(default_factory=dict)
+    """By number of an alarm that is set and has not rung: when it is to ring."""
 
     def __post_init__(self) -> None:
         self.spec = self.choice.part(self.choice.begins).spec
@@ -185,19 +192,31 @@ class Rules:
                 self.came_back[worker] += worker in self.came
                 self.came.setdefault(worker, step)
             case WorkerLeft(worker=worker, reason=reason):
-                self.reasons.add(reason)
-                if reason == "finished":
-                    self.finished.add(worker)
-                self.may_be_undone.update((worker, step) for step in self.stepping.pop(worker, ()))
-                self.busy.pop(worker, None)
-                self.replicas.pop(worker, None)
+                self._leave(worker, reason)
             case ReplicaCopied(worker=worker):
                 self.replicas[worker] = self.copies.pop(worker, None)
             case ReduceFinished(group=group) | ReduceFailed(group=group):
                 self._end(group, isinstance(fact, ReduceFinished))
+            case AlarmRang():
+                self._ring(fact)
             case _:
                 pass
         self.outcomes.fact(fact)
+
+    def _leave(self, worker: int, reason: str) -> None:
+        self.reasons.add(reason)
+        if reason == "finished":
+            self.finished.add(worker)
+        self.may_be_undone.update((worker, step) for step in self.stepping.pop(worker, ()))
+        self.busy.pop(worker, None)
+        self.replicas.pop(worker, None)
+
+    def _ring(self, fact: AlarmRang) -> None:
+        due = self.alarms.pop(fact.number, math.inf)
+        if fact.at < due - EARLY:
+            raise Violation(
+                ALARMS, f"at {due!r}" if due < math.inf else f"no alarm {fact.number}, which is not set", fact.at
+            )
 
     def _go_on(self, fact: TrainingBegan) -> None:
         """Undo what was outstanding, as the run was resumed. Numbers go on from the snapshot."""
@@ -212,8 +231,9 @@ class Rules:
         self.replicas = {worker: None for worker, _, _ in fact.members}
         self.reasons, self.finished = set(), set()
         self.may_be_undone.update((worker, step) for worker, steps in self.stepping.items() for step in steps)
-        for outstanding in (self.taken, self.arrived, self.groups, self.busy, self.released, self.stepping):
-            outstanding.clear()
+        outstanding = (self.taken, self.arrived, self.groups, self.busy, self.released, self.stepping, self.alarms)
+        for one in outstanding:
+            one.clear()
 
     def order(self, order: Order) -> Sequence[Applied | Dropped]:
         """Check an order. Return the outcomes of updates that it decides."""
@@ -256,6 +276,10 @@ class Rules:
                 self._begin(order)
             case CopyReplica(source=source, worker=worker):
                 self.copies[worker] = self.replicas.get(source)
+            case SetAlarm(number=number, seconds=seconds):
+                if number in self.alarms:
+                    raise Violation(ALARMS, "an alarm that is not set yet", f"alarm {number} once more")
+                self.alarms[number] = self.at + seconds
             case LeaveOut():
                 self.dealt_anew = True
             case SwitchProtocol():

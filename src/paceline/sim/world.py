@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.codecs import Codec
 from paceline.core.facts import (
+    AlarmRang,
     Fact,
     GradientReady,
     ParametersTaken,
@@ -42,6 +43,7 @@ from paceline.core.orders import (
     Order,
     Reduce,
     Release,
+    SetAlarm,
     StartPull,
     StartPush,
     StepReplica,
@@ -309,6 +311,8 @@ class World:
         }
         self._events: list[tuple[float, int, Event]] = []
         self._numbers = 0
+        self._alarms = 0
+        """How many of these are alarms."""
         self._at_once: deque[Fact] = deque()
         """Facts of this very moment, in order, which come before any event."""
         self._store = _OneByOne(self._work)
@@ -376,6 +380,9 @@ class World:
                 self._average(order)
             case CopyReplica(source=source, worker=worker):
                 self._transfer(worker, "copy", source)
+            case SetAlarm(number=number, seconds=seconds):
+                self._alarms += 1
+                self._at(self.now + seconds, lambda: self._ring(number))
             case _:  # no effect in virtual time
                 pass
 
@@ -407,6 +414,10 @@ class World:
         self._numbers += 1
         heappush(self._events, (at, self._numbers, event))
 
+    def _ring(self, number: int) -> AlarmRang:
+        self._alarms -= 1
+        return AlarmRang(number=number, at=self.now)
+
     def _work(self, worker: SimulatedWorker | None, seconds: float, event: Event) -> None:
         """Call the event when so much work is done. If cores are shared, a worker's work ends when it leaves."""
         if self._cores is None:
@@ -435,7 +446,7 @@ class World:
             if flow is not None:
                 self.now = flow.ended
                 fact = flow.what(flow)
-            elif until == math.inf and not self._links.under_way:
+            elif not self._links.under_way and len(self._events) == (0 if self._workers else self._alarms):
                 return None
             elif until > self._limit.seconds or until == math.inf:
                 self.now = self._limit.seconds

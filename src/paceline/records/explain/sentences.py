@@ -8,6 +8,7 @@ from statistics import median
 
 from paceline.core.choice import brief
 from paceline.core.facts import (
+    AlarmRang,
     Fact,
     GradientReady,
     ParametersTaken,
@@ -532,6 +533,8 @@ def _fact(fact: Fact) -> str:
             return f"worker {worker} had its copy of worker {source}'s replica"
         case TrainingBegan():
             return "training began"
+        case AlarmRang(number=number):
+            return f"alarm {number} rang"
 
 
 def _known(found: Findings, worker: int) -> None:
