@@ -20,7 +20,7 @@ With `unit=sample` a round has as many samples as batches of the script's size f
 They are shared out in eighths of a batch, and a worker's share is one batch of its loader. With fewer workers a round
 has fewer, if no more fit into their memory.
 
-Deviations: LB-BSP predicts speeds. With `batches=none` the first `every` rounds have one batch for each worker. Then a
+Deviations: LB-BSP predicts speeds. With `batches=auto` the first `every` rounds have one batch for each worker. Then a
 round gets as few as would keep the workers nine tenths busy, and at most four for each, for the rest of the run. A
 resumed run keeps their number, and measures anew. At the end of an epoch there are fewer batches than in a round, and
 they go to those that ask first.
@@ -68,9 +68,9 @@ class Config:
     """Whose rounds are shared out, and how."""
 
     protocol: str = parameter("bsp", "the protocol whose rounds are shared out: bsp, all-reduce or quorum")
-    batches: int | None = parameter(
-        None,
-        "batches of all workers in a round; none: as few as keep them nine tenths busy, and at most four for each",
+    batches: int | Literal["auto"] = parameter(
+        "auto",
+        "batches of all workers in a round; auto: as few as keep them nine tenths busy, and at most four for each",
         unit="batches",
         least=1,
     )
@@ -96,7 +96,7 @@ class Config:
                 "balanced: unit is sample, so fast workers get larger batches than the script's; say how many samples "
                 "fit into each worker's memory, such as max_batch=256"
             )
-        if self.unit == "sample" and self.batches is not None:
+        if self.unit == "sample" and self.batches != "auto":
             raise ConfigError(
                 f"balanced: batches is {self.batches}, and unit is sample: a round has as many samples as the workers' "
                 "batches have together; leave out batches"
@@ -162,9 +162,12 @@ class Machine:
         match fact:
             case TrainingBegan(members=members, memory=memory):
                 self.members = {worker: None for worker, _, _ in members}
-                self.total = self.config.batches if memory is None else memory["batches"]
-                if self.config.unit == "sample" and self.total is None:
+                if memory is not None:
+                    self.total = memory["batches"]
+                elif self.config.unit == "sample":
                     self.total = PIECES * len(members)
+                elif self.config.batches != "auto":
+                    self.total = self.config.batches
             case WorkerJoined(worker=worker):
                 self.members[worker] = None
             case WorkerLeft(worker=worker):
@@ -339,7 +342,7 @@ def misfit(config: Config, part: Choice, hosts: Sequence[str]) -> str:
     """Why this config can't train with one worker on each of these hosts; empty if it can."""
     if part.spec.misfit is not None and (why := part.spec.misfit(part.config, hosts)):
         return why
-    if config.batches is None or config.batches >= len(hosts):
+    if config.batches == "auto" or config.batches >= len(hosts):
         return ""
     return (
         f"balanced: batches is {config.batches} a round, and each of the {len(hosts)} workers computes one at least; "
