@@ -22,6 +22,7 @@ SPECIAL = [
     "hsp:idle=always,stale=accumulate",
     "hsp:idle=always,order=rank,stale=discard",
     "quorum:m=1",
+    "rennala:batch=4",
     "ringmaster:max_delay=1",
 ]
 IN_ROUNDS = [name for name in (*SIMPLE, *SPECIAL) if registry()[name.partition(":")[0]].rounds]
