@@ -85,8 +85,8 @@ def test_a_quorum_of_more_workers_than_there_are_is_refused(text: str) -> None:
 def test_rennala_takes_a_version_s_first_gradients_several_of_a_fast_worker_and_drops_the_others() -> None:
     world = played("rennala:batch=4", UNEQUAL, 3, seconds=TEN)
     assert told(world) == (
-        "3w0(0) 3w0(0) 3w0(0) 3w1(0) 4w1(1✗) 5w2(1✗) 6w0(0) 6w0(0) 6w0(0) 6w1(0) 7w0(1✗) 10w0(0) 10w0(0) 10w0(0) 10w1(0) "
-        "10w1(1✗) 10w2(2✗)"
+        "3w0(0) 3w0(0) 3w0(0) 3w1(0) 4w1(1✗) 5w2(1✗) 6w0(0) 6w0(0) 6w0(0) 6w1(0) 7w0(1✗) 10w0(0) 10w0(0) 10w0(0) "
+        "10w1(0) 10w1(1✗) 10w2(2✗)"
     )
 
 

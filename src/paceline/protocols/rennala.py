@@ -186,7 +186,8 @@ SPEC = Spec(
             bool(machine.computing) or not machine.arrived
         ),
         "each gradient that has come is counted for its worker": lambda machine: (
-            sum(machine.brought.values()) == len(machine.arrived) and all(one <= MOST for one in machine.brought.values())
+            sum(machine.brought.values()) == len(machine.arrived)
+            and all(one <= MOST for one in machine.brought.values())
         ),
     },
     misfit=misfit,
