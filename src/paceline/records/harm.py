@@ -24,6 +24,8 @@ STALE = 1.0
 """The mean staleness from which on it may be the reason, in versions."""
 FALLEN = 0.75
 """The share of the first accuracy below which the mean of the later ones is far from it."""
+TAIL = 2
+"""How many times the number of workers a delay is, to be a slow worker's: among equal ones it is about that number."""
 RISEN = {True: 1.25, False: 2.0}
 """How many times the first loss the mean of the later ones is, to be far from it. By whether there is an accuracy:
 the loss of a training that merely overfits may rise, too."""
@@ -60,11 +62,13 @@ def harm(summary: Mapping[str, Any], choice: Choice) -> list[str]:
         return []
     now = " and ".join(f"{name} {metric_text(mean if math.isfinite(mean) else None)}" for name, mean in means.items())
     then = " and ".join(metric_text(first[name]) for name in means)
-    late, half = f"{stale:.1f} versions late on average, {summary['staleness']['max']} at most", math.ceil(stale / 2)
+    workers, most = summary["workers"], summary["staleness"]["max"]
+    tries = ["-p quorum, which applies no late gradient"]
+    if most >= TAIL * workers:
+        tries.append(f"-p ringmaster:max_delay={workers}, which applies none that is {workers} or more versions late")
+    tries.append(f"a learning rate that is {1 + stale:.0f} times smaller (--learning-rate-scale)")
     return [
-        f"The training got worse while gradients were {late}. In its second half it had {now} on average, "
-        f"after {then} at version {first['version']}.",
-        "To see whether delays are why, try -p quorum, which applies no late gradient, or "
-        f"-p ringmaster:max_delay={half}, which applies none that is {half} or more versions late. Less momentum may "
-        f"help, too, or a learning rate that is {1 + stale:.0f} times smaller (--learning-rate-scale).",
+        f"The training got worse while gradients were {stale:.1f} versions late on average, {most} at most. In its "
+        f"second half it had {now} on average, after {then} at version {first['version']}.",
+        f"To see whether delays are why, try {', '.join(tries)}, or less momentum.",
     ]
