@@ -58,6 +58,7 @@ def test_a_loss_that_is_not_finite_is_worse_than_any() -> None:
     "series",
     [
         {"loss": [2.2, 1.9, 2.6, 2.4, 2.5, 2.3, 2.1, 2.6], "accuracy": [0.2] * 8},  # noise
+        {"loss": [2.2, 3.0, 9.0, 28.8, 15.4, 2.0, 9.0, 12.0]},  # noise, too
         {"loss": [2.3] * 8, "accuracy": [0.1] * 8},  # it stays where it began
         {
             "loss": [2.0, 0.5, 0.9, 2.2, 3.0, 4.5, 5.0, 5.5],
