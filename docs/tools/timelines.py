@@ -38,6 +38,7 @@ PROTOCOLS = {
     "local-sgd": "local-sgd:every=4",
     "ps-plus": "ps-plus",
     "quorum": "quorum:m=3",
+    "rennala": "rennala:batch=6",
     "ringmaster": "ringmaster:max_delay=4",
     "ripples": "ripples",
     "ssp": "ssp:bound=1",

@@ -29,6 +29,7 @@ VARIANTS = {
     ),
     "ps-plus": ("gate=0", "pull=after-push", "pull=after-push,gate=0", "pull=after-push,modulation=progress,gate=1"),
     "quorum": ("m=1", "m=3", "m=2,grace=auto", "m=1,grace=1"),
+    "rennala": ("batch=2", "batch=5"),
     "ringmaster": ("max_delay=1", "max_delay=2"),
     "ripples": ("schedule=static", "schedule=random", "group_size=2,section_length=2", "threshold=none"),
     "local-sgd": ("every=1", "every=2"),
@@ -52,7 +53,7 @@ CHOICES = [
 ]
 
 
-SAME = ["ssp", "dssp", "ringmaster", "local-sgd", "diloco"]
+SAME = ["ssp", "dssp", "ringmaster", "rennala:batch=2", "rennala:batch=5", "local-sgd", "diloco"]
 SAME += ["ad-psgd:topology=bipartite-complete", "ps-plus:pull=after-push"]
 SAME = [str(choose(text, registry())) for text in SAME]
 VAST = [str(choose("ps-plus", registry()))]
@@ -155,6 +156,7 @@ def test_a_machine_restored_at_every_point_gives_the_same_orders_for_the_same_re
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
+    """Or of as many as the protocol is told to, and the last of those that are left."""
     alone = World.of(choice, 1, 5)
     orders = [order for _, orders in wander(alone, random.Random(0)) for order in orders]
     changes = [order for order in orders if isinstance(order, ApplyUpdate | StepReplica | Reduce)]
@@ -167,7 +169,10 @@ def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
         every = getattr(choice.config, "every", 1)
         last = [*range(every - choice.fragments.overlap - 1, 5, every)]
         last += [4] if 4 not in last else []
-        assert changes == [ApplyUpdate(version=n, contributions=((0, step, 1.0),)) for n, step in enumerate(last, 1)]
+        batch = getattr(choice.config, "batch", None) or 1
+        made = [last[first : first + batch] for first in range(0, len(last), batch)]
+        assert [(one.version, [step for _, step, _ in one.contributions]) for one in changes] == [*enumerate(made, 1)]
+        assert all(sum(weight for _, _, weight in one.contributions) == pytest.approx(1.0) for one in changes)
 
 
 def test_a_code_of_a_reason_has_the_same_arguments_in_all_protocols_that_can_be_parts_of_one() -> None:

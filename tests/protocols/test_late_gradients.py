@@ -8,10 +8,11 @@ from paceline.core.choice import check_fit, choose
 from paceline.core.facts import Fact
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, SetAlarm, StartPush
 from paceline.errors import ConfigError
-from paceline.protocols import registry
+from paceline.protocols import registry, rennala
 from paceline.scenario.scenario import Scenario
 from support.tables import arrived, began, declined, ready
 from support.virtual_time import Played, played
+from support.walk import walk
 
 UNEQUAL = Scenario(compute=1.0, speeds={1: 1 / 2.000001, 2: 1 / 5.00001})
 """Steps of 1, 2 and 5 seconds, and transfers that take no time. Where two end together, the lower worker's is first."""
@@ -154,7 +155,41 @@ def test_a_quorum_of_more_workers_than_there_are_is_refused(text: str) -> None:
         check_fit(choice, ["a"] * 4)
 
 
-@pytest.mark.parametrize("text", ["quorum:m=0", "quorum:m=x", "ringmaster:max_delay=0"])
+def test_rennala_takes_a_version_s_first_gradients_several_of_a_fast_worker_and_drops_the_others() -> None:
+    world = played("rennala:batch=4", UNEQUAL, 3, seconds=TEN)
+    assert told(world) == (
+        "3w0(0) 3w0(0) 3w0(0) 3w1(0) 4w1(1✗) 5w2(1✗) 6w0(0) 6w0(0) 6w0(0) 6w1(0) 7w0(1✗) 10w0(0) 10w0(0) 10w0(0) "
+        "10w1(0) 10w1(1✗) 10w2(2✗)"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["rennala:batch=25", "sync-switch:first=rennala:batch=25", "sync-switch:then=rennala:batch=25"]
+)
+def test_a_version_of_more_gradients_than_workers_may_bring_is_refused(text: str) -> None:
+    choice = choose(text, registry())
+    check_fit(choice, ["a"] * 4)
+    with pytest.raises(
+        ConfigError, match="batch is 25 gradients, and 3 workers bring at most 24, 8 each; choose batch=24"
+    ):
+        check_fit(choice, ["a"] * 3)
+
+
+def test_a_worker_brings_no_more_than_eight_gradients_to_a_version() -> None:
+    scenario = Scenario(compute=1.0, speeds={1: 1 / 10.5})
+    (at, version), *_ = played("rennala:batch=9", scenario, 2, versions=1).orders(ApplyUpdate)
+    assert at == pytest.approx(10.5)
+    assert [worker for worker, _, _ in version.contributions] == [0] * 8 + [1]
+
+
+def test_workers_that_have_brought_as_much_as_they_may_are_never_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor if they leave and come back: with a bound of one each in place of eight."""
+    monkeypatch.setattr(rennala, "MOST", 1)
+    choice = choose("rennala:batch=3", registry())
+    assert walk(choice, workers=2, steps=2, departures=1, joins=1) > 100
+
+
+@pytest.mark.parametrize("text", ["quorum:m=0", "quorum:m=x", "ringmaster:max_delay=0", "rennala:batch=0"])
 def test_a_bound_below_one_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="1 or more, or none"):
         choose(text, registry())

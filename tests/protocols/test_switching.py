@@ -24,6 +24,7 @@ SPECIAL = [
     "quorum:m=1",
     "quorum:m=1,grace=1",
     "diloco:every=3,quorum=1",
+    "rennala:batch=4",
     "ringmaster:max_delay=1",
 ]
 IN_ROUNDS = [name for name in (*SIMPLE, *SPECIAL) if registry()[name.partition(":")[0]].rounds]

@@ -13,7 +13,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, Release
 from paceline.protocols import registry
 from paceline.protocols.all_reduce import Config
 from paceline.protocols.all_reduce import Machine as AllReduce
-from protocols.twins import Asp, Bsp, Quorum, Ringmaster, Rounds, Ssp, Twin
+from protocols.twins import Asp, Bsp, Quorum, Rennala, Ringmaster, Rounds, Ssp, Twin
 from support.seeds import each_seed
 from support.tables import arrived, averaged, began, declined, left, ready
 from support.walk import history
@@ -31,6 +31,8 @@ TWINS: dict[str, Callable[[], Twin]] = {
     "quorum:m=4": lambda: Quorum(m=4),
     "quorum:m=1,grace=1": lambda: Quorum(m=1, grace=1),
     "quorum:m=2,grace=1": lambda: Quorum(m=2, grace=1),
+    "rennala:batch=2": lambda: Rennala(batch=2),
+    "rennala:batch=4": lambda: Rennala(batch=4),
     "local-sgd:every=1": lambda: Rounds(every=1),
     "local-sgd:every=3": lambda: Rounds(every=3),
     "diloco:every=2": lambda: Rounds(every=2),
@@ -65,6 +67,7 @@ def test_the_machine_answers_as_its_obvious_twin_in_thousands_of_histories(text:
         ("ringmaster:max_delay=1000000000", "asp"),
         ("quorum:m=1000000000", "bsp"),
         ("quorum:m=1000000000,grace=1", "bsp"),
+        ("rennala:batch=1", "ringmaster:max_delay=1"),
         ("dssp:lower=0,upper=0", "ssp:bound=0"),
         ("dssp:lower=1,upper=1,cap=false,counting=literal", "ssp:bound=1"),
         ("sync-switch:switch_at=0,rescale=none", "asp"),

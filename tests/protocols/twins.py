@@ -6,6 +6,7 @@ They share nothing with the real ones but the vocabulary, keep no state but the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from paceline.core.facts import (
     AlarmRang,
@@ -94,8 +95,9 @@ class Twin:
     def apply(self, *parts: tuple[int, int, float]) -> None:
         self.orders.append(ApplyUpdate(version=self.version() + 1, contributions=parts))
 
-    def release(self, worker: int) -> None:
-        self.orders.append(Release(worker=worker, step=self.step(worker) + 1, version=self.version()))
+    def release(self, worker: int, parameters: Literal["pull", "held"] = "pull") -> None:
+        step, version = self.step(worker) + 1, self.version()
+        self.orders.append(Release(worker=worker, step=step, version=version, parameters=parameters))
 
 
 class Asp(Twin):
@@ -209,6 +211,34 @@ class Quorum(Ringmaster):
         for worker in here:
             if worker not in others:
                 self.release(worker)
+
+
+@dataclass
+class Rennala(Ringmaster):
+    """With a fixed batch, which no worker brings alone."""
+
+    batch: int = 2
+
+    def answer(self, fact: Fact) -> None:
+        if isinstance(fact, GradientReady | UpdateArrived) and self.is_late(fact.worker):
+            self.drop(fact.worker, fact.step)
+            self.release(fact.worker)
+            return
+        if not isinstance(fact, UpdateArrived | StepDeclined | WorkerLeft):
+            return
+        collected = sorted(
+            (one.worker, one.step, one.samples)
+            for one in self.facts
+            if isinstance(one, GradientReady) and one.version == self.version() and self.came(one.worker, one.step)
+        )
+        here = [worker for worker in self.live() if not self.declined(worker)]
+        busy = [worker for worker in here if not self.came(worker, self.step(worker))]
+        if collected and (len(collected) >= self.batch or not (busy or isinstance(fact, UpdateArrived))):
+            known = all(samples is not None for _, _, samples in collected)
+            total = sum(samples or 0 for _, _, samples in collected) if known else len(collected)
+            self.apply(*((worker, step, (samples if known else 1) / total) for worker, step, samples in collected))
+        if isinstance(fact, UpdateArrived):
+            self.release(fact.worker, "pull" if self.computes_on(fact.worker) < self.version() else "held")
 
 
 @dataclass

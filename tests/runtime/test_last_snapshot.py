@@ -46,7 +46,7 @@ def test_a_stop_waits_for_a_version_where_a_worker_may_have_stepped_its_own_opti
     assert stopped.called == (not waits)
 
 
-@pytest.mark.parametrize(("protocol", "waits"), [("bsp", True), ("quorum", True), ("asp", False)])
+@pytest.mark.parametrize(("protocol", "waits"), [("bsp", True), ("quorum", True), ("rennala", True), ("asp", False)])
 def test_a_stop_waits_for_the_end_of_an_open_round(protocol: str, waits: bool) -> None:
     """Else fewer gradients than the protocol needs would make the last version, as workers leave the round."""
     taken, stopped = snapshots(protocol, MagicMock(), Mock()), Mock()

@@ -664,7 +664,7 @@ def test_where_the_data_ends_all_finish_and_nothing_is_lost(choice: Choice) -> N
     assert (summary["outcome"], summary["error"]) == ("completed", None)
     assert {row["left"]["reason"] for row in summary["per_worker"]} == {"finished"}
     assert sum(steps_of(summary)) + len(journal.tally.model.outcomes.ready) <= 20
-    drops = choice.spec.name in ("quorum", "ringmaster")  # what they drop comes here to nobody else
+    drops = choice.spec.name in ("quorum", "rennala", "ringmaster")  # what they drop comes here to nobody else
     assert (sum(row["computed"] for row in summary["per_worker"]) if drops else summary["steps"]) >= 15
 
 

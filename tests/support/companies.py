@@ -163,7 +163,7 @@ class Company:
 def _choice(protocol: str, unapplied: int) -> Choice:
     """That protocol, which declares so many unapplied updates."""
     choice = choose(protocol, registry())
-    return replace(choice, spec=replace(choice.spec, unapplied=lambda _: unapplied))
+    return replace(choice, spec=replace(choice.spec, unapplied=lambda *_: unapplied))
 
 
 def idle_company(

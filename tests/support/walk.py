@@ -387,8 +387,9 @@ class World:
         job = self.jobs[worker]
         first, begun = self.entered[worker], job.step if job.since is None else job.since
         unapplied = 1 + sum(one == worker and first <= step < begun for one, step in self.unsettled)
-        if unapplied > self.choice.unapplied:
-            raise Broken(f"{unapplied} updates of worker {worker}, and {self.choice.unapplied} are declared: {order}")
+        declared = self.choice.unapplied(self.workers)
+        if unapplied > declared:
+            raise Broken(f"{unapplied} updates of worker {worker}, and {declared} are declared: {order}")
 
     def _happen(self, fact: Fact) -> None:
         match fact:

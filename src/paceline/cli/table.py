@@ -10,9 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.core.choice import brief, typed
+from paceline.core.choice import brief, choose, typed
 from paceline.core.phrases import count
 from paceline.protocols import registry
+from paceline.records.harm import harm
 from paceline.records.optimum import PARTS, over_best
 from paceline.records.reading import LEDGER
 from paceline.records.segments import Stretch
@@ -81,6 +82,8 @@ def _results(summary: Summary) -> Iterator[str]:
         last = summary["evaluations"][-1]
         metrics = ", ".join(f"{name} {metric_text(last[name])}" for name in metrics_of([last]))
         yield f"version {last['version']}, the last: {metrics}"
+        if summary["protocol"]["name"] in registry():  # a baseline is none
+            yield from filter(None, [" ".join(harm(summary, choose(typed(**summary["protocol"]), registry())))])
     logged = summary.get("logged", {})
     for metric, values in logged.items():
         last = values["last"]

@@ -146,10 +146,11 @@ class Director:
         steps = self._run_state.cluster.updates(member.worker).in_the_way
         if not steps:
             return
-        choice, waiting = self._run_state.settings.choice, ", ".join(map(str, steps))
+        settings, waiting = self._run_state.settings, ", ".join(map(str, steps))
+        choice, declared = settings.choice, settings.choice.unapplied(settings.workers)
         raise RunFailed(
             f"{choice.spec.name} releases worker {member.worker} for step {step} while its steps {waiting} are not "
-            f"applied, and declares at most {choice.unapplied} at once; declare more (Spec.unapplied)"
+            f"applied, and declares at most {declared} at once; declare more (Spec.unapplied)"
         )
 
     def result(self, worker: int, step: int) -> Result:

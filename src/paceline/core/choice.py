@@ -213,10 +213,9 @@ class Choice:
             return part.spec.gradients(part.config, workers)
         return workers if part.spec.rounds and part.spec.pushes == "gradient" else 1
 
-    @property
-    def unapplied(self) -> int:
-        """The most unapplied updates of one worker, whichever part is active. See `Spec.unapplied`."""
-        return max([self.spec.unapplied(self.config), *(part.unapplied for part in self.parts)])
+    def unapplied(self, workers: int) -> int:
+        """The most unapplied updates of one of so many workers, whichever part is active. See `Spec.unapplied`."""
+        return max([self.spec.unapplied(self.config, workers), *(part.unapplied(workers) for part in self.parts)])
 
     @property
     def reasons(self) -> dict[str, str]:

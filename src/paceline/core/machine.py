@@ -132,8 +132,8 @@ class Spec:
     sums: Sums = "workers"
     """With `hosts`, a host's updates may arrive together, added up. So the machine has to put all that have arrived
     into the same version, and weigh gradients by samples, as `core.roster.mean_of` does."""
-    unapplied: Callable[[Any], int] = lambda config: 2
-    """With a store: the most steps of one worker that may be released, and neither applied nor
+    unapplied: Callable[[Any, int], int] = lambda config, workers: 2
+    """With a store, and so many workers: the most steps of one worker that may be released, and neither applied nor
     dropped. The worker has a push area for each. So no step waits for an update that waits for that step."""
     pushes_at_once: bool = True
     """With a store: whether each step's update goes there as soon as it is computed. With local steps, else, one update

@@ -143,7 +143,7 @@ def plan(choice: Choice, capacity: int, *, encodes: bool = False) -> MemoryPlan:
     the void sum may still be being made, so a host of k workers may need k - 1 places for what these compute at once.
     A place takes memory only where something is summed.
     """
-    spec, unapplied = choice.spec, choice.unapplied
+    spec, unapplied = choice.spec, choice.unapplied(capacity)
     if not choice.has_store:
         return MemoryPlan(capacity, slots=0, areas=REPLICAS + 1, stores=False)
     if choice.has_replicas:  # all places have flags and buffers, as one may have a version now and a replica then

@@ -508,7 +508,7 @@ SPEC = Spec(
     rounds=True,
     pushes_at_once=False,
     # A stale gradient and the fresh one beside it are in the round. One of the next round is computed meanwhile.
-    unapplied=lambda config: 3 if config.stale == "accumulate" and config.idle != "none" else 2,
+    unapplied=lambda config, workers: 3 if config.stale == "accumulate" and config.idle != "none" else 2,
     invariants={
         "at most one gradient is on its way": lambda machine: (
             _transfers(machine) == ([] if machine.granted is None else [machine.granted])

@@ -31,8 +31,8 @@ Ours:
   it is. The next part begins with that.
 - A step of a replica counts as done when it is ordered, also if the replica is lost later.
 - `rescale=linear`: as a phase begins in which a version is the mean of a gradient from each worker, learning rates are
-  multiplied by the number of workers. Then, before a version, they are multiplied by the number of workers whose
-  gradients are in it. A newcomer has the script's own rates.
+  multiplied by the number of workers. Then, before a version, they are multiplied by the number of gradients that are
+  in it. A newcomer has the script's own rates.
 - A worker that declined in an earlier phase and goes on now joins this phase. While a phase ends, it waits for the next
   one, as all that go on then do.
 - A worker is looked at over its last `window` steps, by samples for each second from when it could begin a step until
@@ -53,7 +53,7 @@ Ours:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Literal
@@ -547,12 +547,15 @@ class Machine:
         """The work that this round of so many workers would have done with all of the beginning, rounded up."""
         return -(-work * self.company // present)
 
-    def _scale(self, workers: Iterable[int], turn: _Turn) -> None:
-        """Order rates and momentum for what these workers make: together, or each by itself."""
+    def _scale(self, workers: Collection[int], turn: _Turn) -> None:
+        """Order rates and momentum for what these workers make: together, or each by itself.
+
+        `workers`: one for each gradient, so a worker that brings several comes several times.
+        """
         company = dict.fromkeys(workers)
         own = self.part.optimizer == "outer"
         mean = self.part.averages and not own and self.config.rescale == "linear"
-        scale, stage = len(company) if mean else 1, self._stage()
+        scale, stage = len(workers) if mean else 1, self._stage()
         for worker in company:
             if worker not in self.hosts:
                 continue
@@ -841,7 +844,7 @@ SPEC = Spec(
         "left-out": "it straggled: the other workers go on without it until the next phase",
         "planned-rounds": "the first part's rounds count as {0:,} (planned: {1:,}), each as if all workers of the "
         "beginning had been in it",
-        "mean-of": "a version is the mean of gradients from {0} workers",
+        "mean-of": "a version is the mean of {0} gradients",
         "one-by-one": "each update is applied by itself",
         "own-steps": "each worker's own optimizer steps",
         "momentum": "momentum is {0}/{1} of the script's",

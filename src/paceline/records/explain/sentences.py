@@ -26,6 +26,7 @@ from paceline.core.phrases import count, listed, workers_named
 from paceline.errors import ConfigError
 from paceline.records.averages import Average
 from paceline.records.explain.findings import Findings, Meanwhile, ReleasedStep, Spent
+from paceline.records.harm import harm
 from paceline.records.optimum import estimates, gradient_seconds, least_time
 from paceline.records.spans import MovedBytes
 from paceline.records.times import StepTimes, StepTotals
@@ -88,15 +89,16 @@ def _verdict(found: Findings) -> list[str]:
         "",
     ]
     lines += [*_who(found, total), *_links(found), *_carried(found), *_dropped(found)]
+    harmed = harm(found.run.summary, found.run.choice) if found.run.summary else []
     unordered = phases["waiting"] - found.waited.seconds
     if unordered < WORTH_SAYING * total:
-        return [*lines, *_optimum(found), *_what_helps(found, phases, total)]
+        return [*lines, *(harmed or [*_optimum(found), *_what_helps(found, phases, total)])]
     another, share = "Another " if found.waited.culprits else "", _percent(unordered, total)
     what = "averages" if found.run.choice.has_replicas else "the store"
     lines.append(f"{another}{share} of the time went to waiting for {what}, messages or a core.")
     crowded = _crowded(found, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(found, phases, total)
-    return [*lines, *crowded, *_optimum(found), *helps]
+    return [*lines, *crowded, *(harmed or [*_optimum(found), *helps])]
 
 
 def _copied(spent: Iterable[Spent], whose: str) -> Iterator[str]:
@@ -326,7 +328,7 @@ def _optimum(found: Findings) -> Iterator[str]:
     own = brief(found.run.choice.spec, found.run.choice.parameters())
     best = least_time(taken, int(several))
     others = {name: seconds / best for name, seconds in estimates(taken, int(several)).items() if name != own}
-    (first, least), *rest = sorted(others.items(), key=lambda one: one[1])
+    (first, least), *rest = sorted(others.items(), key=lambda one: round(one[1], 2))
     also = "".join(f", {name} {ratio:.1f} times" for name, ratio in rest)
     yield f"By these workers' steps alone, {first} would take {least:.1f} times as long as the best{also}."
 
