@@ -321,7 +321,7 @@ def around(config: Config, part: Choice) -> Spec:
         optimizer=inner.optimizer,
         groups=inner.groups,
         sums=inner.sums,
-        unapplied=lambda config: part.unapplied,
+        unapplied=lambda config, workers: part.unapplied(workers),
         memory=lambda machine: {
             "batches": machine.total,
             "inner": None if inner.memory is None else inner.memory(machine.inner),
