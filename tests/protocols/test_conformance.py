@@ -17,6 +17,7 @@ from support.walk import World, walk, wander
 
 VARIANTS = {
     "ad-psgd": ("topology=bipartite-complete",),
+    "async-diloco": ("every=1", "every=2,local=equal"),
     "diloco": ("every=2,overlap=1",),
     "dssp": ("lower=0,upper=2", "lower=0,upper=2,cap=false,counting=literal"),
     "hsp": (
@@ -52,7 +53,7 @@ CHOICES = [
 ]
 
 
-SAME = ["ssp", "dssp", "ringmaster", "local-sgd", "diloco"]
+SAME = ["ssp", "dssp", "ringmaster", "local-sgd", "diloco", "async-diloco"]
 SAME += ["ad-psgd:topology=bipartite-complete", "ps-plus:pull=after-push"]
 SAME = [str(choose(text, registry())) for text in SAME]
 VAST = [str(choose("ps-plus", registry()))]
