@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from paceline.core.facts import (
     Fact,
     GradientReady,
+    ParametersTaken,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
@@ -312,6 +313,65 @@ class Rounds(Twin):
         of = [one for one in self.log if getattr(one, "worker", None) == worker]
         numbered = (Release, WorkerJoined, GradientReady, StepDeclined)
         return max(one.step - isinstance(one, WorkerJoined) for one in of if isinstance(one, numbered))
+
+
+@dataclass
+class AsyncRounds(Rounds):
+    """Rounds of own steps without a barrier, as async-diloco has them."""
+
+    by_speed: bool = True
+
+    def answers(self, fact: Fact) -> list[Order]:
+        match fact:
+            case TrainingBegan():
+                return super().answers(fact)
+            case GradientReady(worker=worker) if len(self.own(worker)) == self.released(worker).steps:
+                return [self.push(worker)]
+            case StepDeclined(worker=worker) if self.own(worker):
+                return [self.push(worker)]
+            case WorkerLeft(worker=worker):
+                return self.lost(worker)
+            case WorkerResumed(worker=worker) if self.own(worker) and not self.has(worker, UpdateArrived):
+                return [Hold(worker=worker)]
+            case WorkerJoined(worker=worker) | WorkerResumed(worker=worker):
+                return [self.begin(worker, self.newest())]
+            case UpdateArrived(worker=worker, step=step):
+                version = self.newest() + 1
+                apply = ApplyUpdate(version=version, contributions=((worker, step, 1.0),))
+                goes_on = self.has(worker, WorkerResumed) or not self.has(worker, StepDeclined)
+                return [apply, self.begin(worker, version)] if goes_on else [apply]
+            case _:
+                return []
+
+    def released(self, worker: int) -> Release:
+        return [one for one in self.log if isinstance(one, Release) and one.worker == worker][-1]
+
+    def begin(self, worker: int, version: int) -> Release:
+        speeds = {one: speed for one in self.here() if (speed := self.speed(one)) is not None}
+        steps = self.every
+        if self.by_speed and worker in speeds:
+            steps = max(1, int(self.every * (speeds[worker] / max(speeds.values())) + 1e-6))
+        return Release(worker=worker, step=self.last(worker) + 1, version=version, steps=steps)
+
+    def speed(self, worker: int) -> float | None:
+        """Own steps in a second of its last round with all of its steps, since it came last."""
+        speed, begun, made, permitted, now = None, 0.0, 0, 0, 0.0
+        for one in self.log:
+            now = getattr(one, "at", now)
+            if getattr(one, "worker", None) != worker:
+                continue
+            match one:
+                case WorkerJoined():
+                    speed = None
+                case Release(steps=steps):
+                    begun, made, permitted = now, 0, steps
+                case ParametersTaken() if not made:
+                    begun = now
+                case GradientReady():
+                    made += 1
+                    if made == permitted:
+                        speed = made / (now - begun)
+        return speed
 
 
 @dataclass

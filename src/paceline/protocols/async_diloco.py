@@ -157,7 +157,7 @@ class Machine:
     def _apply(self, worker: int, step: int, seat: WorkerProgress, at: float) -> tuple[Order, ...]:
         """Make a version of this difference, and begin the worker's next round, unless the worker has no data."""
         self.version += 1
-        why: Why = ("difference", step, worker, self.version - 1 - seat.version)
+        why: Why = ("difference", worker, step)
         apply = ApplyUpdate(version=self.version, contributions=((worker, step, 1.0),), why=why)
         return (apply,) if seat.phase == "declined" else (apply, self._release(worker, at, why))
 
@@ -237,8 +237,8 @@ SPEC = Spec(
     misfit=misfit,
     reasons={
         **REASONS,
-        "difference": "the difference of worker {1} up to step {0} was applied on arrival, {2} versions late",
-        "by-speed": "its round has {0} of {1} steps, as it makes {2:.3g} a second and the fastest worker {3:.3g}",
+        "difference": "the difference of worker {0} up to step {1} was applied on arrival",
+        "by-speed": "its round has {0} of {1} steps: it makes {2:.3g} steps a second, and the fastest worker {3:.3g}",
         "own-update": "the last update of worker {0} is still on its way",
     },
 )
