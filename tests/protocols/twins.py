@@ -326,15 +326,17 @@ class AsyncRounds(Rounds):
             case TrainingBegan():
                 return super().answers(fact)
             case GradientReady(worker=worker) if len(self.own(worker)) == self.released(worker).steps:
-                return [self.push(worker)]
-            case StepDeclined(worker=worker) if self.own(worker):
-                return [self.push(worker)]
+                return [self.push(worker), *self.let_in()]
+            case StepDeclined(worker=worker):
+                return [*([self.push(worker)] if self.own(worker) else []), *self.let_in()]
             case WorkerLeft(worker=worker):
-                return self.lost(worker)
+                return [*self.lost(worker), *self.let_in()]
             case WorkerResumed(worker=worker) if self.own(worker) and not self.has(worker, UpdateArrived):
                 return [Hold(worker=worker)]
-            case WorkerJoined(worker=worker) | WorkerResumed(worker=worker):
+            case WorkerResumed(worker=worker):
                 return [self.begin(worker, self.newest())]
+            case WorkerJoined(worker=worker):
+                return self.let_in() or [Hold(worker=worker)]
             case UpdateArrived(worker=worker, step=step):
                 version = self.newest() + 1
                 apply = ApplyUpdate(version=version, contributions=((worker, step, 1.0),))
@@ -342,6 +344,37 @@ class AsyncRounds(Rounds):
                 return [apply, self.begin(worker, version)] if goes_on else [apply]
             case _:
                 return []
+
+    def let_in(self) -> list[Order]:
+        """Who has joined, and is not released, goes as no round is open that was open then."""
+        joined = [
+            (place, one.worker)
+            for place, one in enumerate(self.log)
+            if isinstance(one, WorkerJoined) and self.since_pull(one.worker)[:1] == [one] and one.worker in self.here()
+        ]
+        return [
+            self.begin(worker, self.newest())
+            for place, worker in joined
+            if not any(
+                self.is_open(other, self.log[:place])
+                and self.is_open(other, self.log)
+                and self.rounds_of(other, self.log[:place]) == self.rounds_of(other, self.log)
+                for other in self.here()
+            )
+        ]
+
+    @staticmethod
+    def rounds_of(worker: int, log: list[Fact | Order]) -> int:
+        return sum(isinstance(one, Release) and one.worker == worker for one in log)
+
+    def is_open(self, worker: int, log: list[Fact | Order]) -> bool:
+        """Whether its last round had not ended by then."""
+        mine = [one for one in log if getattr(one, "worker", None) == worker]
+        begins = [place for place, one in enumerate(mine) if isinstance(one, Release)]
+        since = mine[begins[-1] :] if begins else []
+        made = sum(isinstance(one, GradientReady) for one in since)
+        ended = any(isinstance(one, StepDeclined | WorkerLeft) for one in since)
+        return bool(begins) and made < mine[begins[-1]].steps and not ended  # type: ignore[union-attr]
 
     def released(self, worker: int) -> Release:
         return [one for one in self.log if isinstance(one, Release) and one.worker == worker][-1]

@@ -24,7 +24,8 @@ as public code and others restate them.
 Counter convention: a version counts differences. A step is an own step of a worker.
 
 Deviations: membership may change. What a worker that left has pushed stays in the momentum. A worker that joins begins
-with the newest version. Out of data in the middle of a round, a worker pushes what it has, with the same weight.
+with the newest version. It takes what scripts keep from a worker at the end of a round, so it waits until the rounds
+have ended that are open. Out of data in the middle of a round, a worker pushes what it has, with the same weight.
 Snapshots have the buffer, the momentum, and the count of differences.
 
 Ours: speeds are measured. The time of a round is from when the worker had its version to its last own step, so
@@ -55,7 +56,7 @@ from paceline.core.facts import (
 from paceline.core.local_rounds import REASONS
 from paceline.core.machine import Outer, Spec
 from paceline.core.orders import ApplyUpdate, Hold, Order, Release
-from paceline.core.reasons import Why
+from paceline.core.reasons import Why, awaited_of
 from paceline.core.roster import Roster, WorkerProgress
 
 
@@ -105,6 +106,8 @@ class Machine:
     """By worker: its round, from its release until its push is ordered."""
     speeds: dict[int, float] = field(default_factory=dict)
     """By worker: own steps in a second of its last round."""
+    entering: dict[int, dict[int, None]] = field(default_factory=dict)
+    """By worker that has joined: those whose rounds were open then, and still are."""
 
     def handle(self, fact: Fact) -> tuple[Order, ...]:
         """See the contract, `core.machine.Machine`. Costs O(n) once in a worker's round."""
@@ -114,7 +117,8 @@ class Machine:
                 self.version = version
                 return tuple(self._release(worker, at, ("began", version)) for worker, _, _ in members)
             case WorkerJoined(worker=worker, at=at):
-                return (self._release(worker, at, ("joined", worker, self.version)),)
+                self.entering[worker] = dict.fromkeys(self.rounds)
+                return self._let_in(at) or (Hold(worker=worker, why=("rounds-open", awaited_of(self.rounds))),)
             case WorkerResumed(worker=worker, at=at):
                 assert seat is not None
                 if seat.in_transit:
@@ -127,19 +131,20 @@ class Machine:
             case GradientReady(worker=worker, at=at):
                 assert seat is not None
                 return self._computed(worker, seat, at)
-            case StepDeclined(worker=worker):
+            case StepDeclined(worker=worker, at=at):
                 assert seat is not None
                 steps = self.rounds.pop(worker).steps
                 why: Why = ("revoked" if fact.revoked else "no-data", steps, steps + seat.last - seat.step + 1)
-                return (self.roster.push(worker, why),) if steps else ()
+                push = (self.roster.push(worker, why),) if steps else ()
+                return (*push, *self._let_in(at))
             case UpdateArrived(worker=worker, step=step, at=at):
                 assert seat is not None
                 return self._apply(worker, step, seat, at)
-            case WorkerLeft(worker=worker):
+            case WorkerLeft(worker=worker, at=at):
                 assert seat is not None
-                self.rounds.pop(worker, None)
-                self.speeds.pop(worker, None)
-                return Roster.half_pushed(fact, seat)
+                for known in (self.rounds, self.speeds, self.entering):
+                    known.pop(worker, None)  # type: ignore[attr-defined]
+                return (*Roster.half_pushed(fact, seat), *self._let_in(at))
             case _:  # the roster has refused it
                 raise AssertionError(fact)
 
@@ -152,7 +157,7 @@ class Machine:
         if at > own.since:
             self.speeds[worker] = own.steps / (at - own.since)
         del self.rounds[worker]
-        return (self.roster.push(worker, ("round-ends", own.steps)),)
+        return (self.roster.push(worker, ("round-ends", own.steps)), *self._let_in(at))
 
     def _apply(self, worker: int, step: int, seat: WorkerProgress, at: float) -> tuple[Order, ...]:
         """Make a version of this difference, and begin the worker's next round, unless the worker has no data."""
@@ -160,6 +165,16 @@ class Machine:
         why: Why = ("difference", worker, step)
         apply = ApplyUpdate(version=self.version, contributions=((worker, step, 1.0),), why=why)
         return (apply,) if seat.phase == "declined" else (apply, self._release(worker, at, why))
+
+    def _let_in(self, at: float) -> tuple[Order, ...]:
+        """Release the workers that have joined, once the rounds have ended that were open then."""
+        for rounds in self.entering.values():
+            for one in [one for one in rounds if one not in self.rounds]:
+                del rounds[one]
+        ready = [worker for worker, rounds in self.entering.items() if not rounds]
+        for worker in ready:
+            del self.entering[worker]
+        return tuple(self._release(worker, at, ("joined", worker, self.version)) for worker in ready)
 
     def _release(self, worker: int, at: float, why: Why) -> Release:
         self.rounds[worker] = OwnRound(at)
@@ -227,8 +242,13 @@ SPEC = Spec(
         "no worker makes more own steps in a round than the fastest one": lambda machine: all(
             own.steps < machine.config.every for own in machine.rounds.values()
         ),
-        "a worker waits only for its own update": lambda machine: all(
-            seat.in_transit for seat in machine.roster.seats.values() if seat.phase in ("parked", "arrived")
+        "a worker waits only for its own update, or to join": lambda machine: all(
+            seat.in_transit or worker in machine.entering
+            for worker, seat in machine.roster.seats.items()
+            if seat.phase in ("parked", "arrived")
+        ),
+        "a worker that has joined waits only for open rounds": lambda machine: all(
+            rounds and all(worker in machine.rounds for worker in rounds) for rounds in machine.entering.values()
         ),
         "only workers that are here have a speed": lambda machine: all(
             worker in machine.roster.seats for worker in machine.speeds
@@ -239,6 +259,7 @@ SPEC = Spec(
         **REASONS,
         "difference": "the difference of worker {0} up to step {1} was applied on arrival",
         "by-speed": "its round has {0} of {1} steps: it makes {2:.3g} steps a second, and the fastest worker {3:.3g}",
+        "rounds-open": "it joins once the open rounds of {0:workers} have ended",
         "own-update": "the last update of worker {0} is still on its way",
     },
 )
