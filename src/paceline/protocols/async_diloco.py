@@ -143,7 +143,7 @@ class Machine:
             case WorkerLeft(worker=worker, at=at):
                 assert seat is not None
                 for known in (self.rounds, self.speeds, self.entering):
-                    known.pop(worker, None)  # type: ignore[attr-defined]
+                    known.pop(worker, None)
                 return (*Roster.half_pushed(fact, seat), *self._let_in(at))
             case _:  # the roster has refused it
                 raise AssertionError(fact)
