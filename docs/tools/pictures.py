@@ -41,6 +41,7 @@ PROTOCOLS = {
     "ps-plus": "ps-plus",
     "local-sgd": "local-sgd:every=3",
     "diloco": "diloco:every=3",
+    "async-diloco": "async-diloco:every=3",
     "ad-psgd": "ad-psgd",
     "ripples": "ripples",
 }

@@ -56,7 +56,7 @@ LONG = ("dssp", "hsp", "ssp")  # others of their kind are tried by default
 
 @pytest.mark.parametrize(
     "protocol",
-    each(sorted(set(registry()) - {"sync-switch", "diloco"}), long=LONG),
+    each(sorted(set(registry()) - {"sync-switch", "diloco", "async-diloco"}), long=LONG),
 )
 def test_ten_thousand_million_samples_train_from_the_first_block_on(protocol: str, launch: Launch) -> None:
     flags = ("-n", "2", "-p", protocol, "--threads", "1", "--max-steps", "40")

@@ -17,6 +17,7 @@ from support.walk import World, walk, wander
 
 VARIANTS = {
     "ad-psgd": ("topology=bipartite-complete",),
+    "async-diloco": ("every=1", "every=2,local=equal"),
     "diloco": ("every=2,overlap=1", "every=2,quorum=1,grace=1", "every=2,quorum=2"),
     "dssp": ("lower=0,upper=2", "lower=0,upper=2,cap=false,counting=literal"),
     "hsp": (
@@ -53,7 +54,7 @@ CHOICES = [
 ]
 
 
-SAME = ["ssp", "dssp", "ringmaster", "rennala:batch=2", "rennala:batch=5", "local-sgd", "diloco"]
+SAME = ["ssp", "dssp", "ringmaster", "rennala:batch=2", "rennala:batch=5", "local-sgd", "diloco", "async-diloco"]
 SAME += ["ad-psgd:topology=bipartite-complete", "ps-plus:pull=after-push"]
 SAME = [str(choose(text, registry())) for text in SAME]
 VAST = [str(choose("ps-plus", registry()))]

@@ -13,7 +13,7 @@ from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, Release
 from paceline.protocols import registry
 from paceline.protocols.all_reduce import Config
 from paceline.protocols.all_reduce import Machine as AllReduce
-from protocols.twins import Asp, Bsp, Quorum, Rennala, Ringmaster, Rounds, Ssp, Twin
+from protocols.twins import Asp, AsyncRounds, Bsp, Quorum, Rennala, Ringmaster, Rounds, Ssp, Twin
 from support.seeds import each_seed
 from support.tables import arrived, averaged, began, declined, left, ready
 from support.walk import history
@@ -37,6 +37,9 @@ TWINS: dict[str, Callable[[], Twin]] = {
     "local-sgd:every=3": lambda: Rounds(every=3),
     "diloco:every=2": lambda: Rounds(every=2),
     "diloco:every=6,fragments=3": lambda: Rounds(every=2),
+    "async-diloco:every=1": lambda: AsyncRounds(every=1),
+    "async-diloco:every=4": lambda: AsyncRounds(every=4),
+    "async-diloco:every=3,local=equal": lambda: AsyncRounds(every=3, by_speed=False),
 }
 
 
@@ -68,6 +71,7 @@ def test_the_machine_answers_as_its_obvious_twin_in_thousands_of_histories(text:
         ("quorum:m=1000000000", "bsp"),
         ("quorum:m=1000000000,grace=1", "bsp"),
         ("rennala:batch=1", "ringmaster:max_delay=1"),
+        ("async-diloco:every=1", "async-diloco:every=1,local=equal"),
         ("dssp:lower=0,upper=0", "ssp:bound=0"),
         ("dssp:lower=1,upper=1,cap=false,counting=literal", "ssp:bound=1"),
         ("sync-switch:switch_at=0,rescale=none", "asp"),

@@ -12,6 +12,7 @@ from paceline.core.facts import (
     AlarmRang,
     Fact,
     GradientReady,
+    ParametersTaken,
     StepDeclined,
     TrainingBegan,
     UpdateArrived,
@@ -356,6 +357,98 @@ class Rounds(Twin):
         of = [one for one in self.log if getattr(one, "worker", None) == worker]
         numbered = (Release, WorkerJoined, GradientReady, StepDeclined)
         return max(one.step - isinstance(one, WorkerJoined) for one in of if isinstance(one, numbered))
+
+
+@dataclass
+class AsyncRounds(Rounds):
+    """Rounds of own steps without a barrier, as async-diloco has them."""
+
+    by_speed: bool = True
+
+    def answers(self, fact: Fact) -> list[Order]:
+        match fact:
+            case TrainingBegan():
+                return super().answers(fact)
+            case GradientReady(worker=worker) if len(self.own(worker)) == self.released(worker).steps:
+                return [self.push(worker), *self.let_in()]
+            case StepDeclined(worker=worker):
+                return [*([self.push(worker)] if self.own(worker) else []), *self.let_in()]
+            case WorkerLeft(worker=worker):
+                return [*self.lost(worker), *self.let_in()]
+            case WorkerResumed(worker=worker) if self.own(worker) and not self.has(worker, UpdateArrived):
+                return [Hold(worker=worker)]
+            case WorkerResumed(worker=worker):
+                return [self.begin(worker, self.newest())]
+            case WorkerJoined(worker=worker):
+                return self.let_in() or [Hold(worker=worker)]
+            case UpdateArrived(worker=worker, step=step):
+                version = self.newest() + 1
+                apply = ApplyUpdate(version=version, contributions=((worker, step, 1.0),))
+                goes_on = self.has(worker, WorkerResumed) or not self.has(worker, StepDeclined)
+                return [apply, self.begin(worker, version)] if goes_on else [apply]
+            case _:
+                return []
+
+    def let_in(self) -> list[Order]:
+        """Who has joined, and is not released, goes as no round is open that was open then."""
+        joined = [
+            (place, one.worker)
+            for place, one in enumerate(self.log)
+            if isinstance(one, WorkerJoined) and self.since_pull(one.worker)[:1] == [one] and one.worker in self.here()
+        ]
+        return [
+            self.begin(worker, self.newest())
+            for place, worker in joined
+            if not any(
+                self.is_open(other, self.log[:place])
+                and self.is_open(other, self.log)
+                and self.rounds_of(other, self.log[:place]) == self.rounds_of(other, self.log)
+                for other in self.here()
+            )
+        ]
+
+    @staticmethod
+    def rounds_of(worker: int, log: list[Fact | Order]) -> int:
+        return sum(isinstance(one, Release) and one.worker == worker for one in log)
+
+    def is_open(self, worker: int, log: list[Fact | Order]) -> bool:
+        """Whether its last round had not ended by then."""
+        mine = [one for one in log if getattr(one, "worker", None) == worker]
+        begins = [place for place, one in enumerate(mine) if isinstance(one, Release)]
+        since = mine[begins[-1] :] if begins else []
+        made = sum(isinstance(one, GradientReady) for one in since)
+        ended = any(isinstance(one, StepDeclined | WorkerLeft) for one in since)
+        return bool(begins) and made < mine[begins[-1]].steps and not ended  # type: ignore[union-attr]
+
+    def released(self, worker: int) -> Release:
+        return [one for one in self.log if isinstance(one, Release) and one.worker == worker][-1]
+
+    def begin(self, worker: int, version: int) -> Release:
+        speeds = {one: speed for one in self.here() if (speed := self.speed(one)) is not None}
+        steps = self.every
+        if self.by_speed and worker in speeds:
+            steps = max(1, int(self.every * (speeds[worker] / max(speeds.values())) + 1e-6))
+        return Release(worker=worker, step=self.last(worker) + 1, version=version, steps=steps)
+
+    def speed(self, worker: int) -> float | None:
+        """Own steps in a second of its last round with all of its steps, since it came last."""
+        speed, begun, made, permitted, now = None, 0.0, 0, 0, 0.0
+        for one in self.log:
+            now = getattr(one, "at", now)
+            if getattr(one, "worker", None) != worker:
+                continue
+            match one:
+                case WorkerJoined():
+                    speed = None
+                case Release(steps=steps):
+                    begun, made, permitted = now, 0, steps
+                case ParametersTaken() if not made:
+                    begun = now
+                case GradientReady():
+                    made += 1
+                    if made == permitted:
+                        speed = made / (now - begun)
+        return speed
 
 
 @dataclass

@@ -14,7 +14,7 @@ from paceline.scenario.scenario import Kill, Scenario
 from support.recorded import checked, simulated
 
 PROTOCOLS = [spec.name for spec in registry().values() if not spec.parts]
-BRIEF = {"local-sgd": "local-sgd:every=3", "diloco": "diloco:every=2"}
+BRIEF = {"local-sgd": "local-sgd:every=3", "diloco": "diloco:every=2", "async-diloco": "async-diloco:every=2"}
 
 
 @pytest.mark.parametrize(("first", "then"), list(permutations(PROTOCOLS, 2)))

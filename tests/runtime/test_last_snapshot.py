@@ -35,7 +35,10 @@ def test_workers_are_told_which_of_their_steps_the_snapshot_s_version_has() -> N
 
 @pytest.mark.parametrize(
     ("protocol", "waits"),
-    [("bsp", False), ("asp", False), ("ps-plus", True), ("local-sgd", True), ("diloco", True), ("ad-psgd", False)],
+    [
+        *(("bsp", False), ("asp", False), ("ps-plus", True), ("local-sgd", True)),
+        *(("diloco", True), ("async-diloco", True), ("ad-psgd", False)),
+    ],
 )
 def test_a_stop_waits_for_a_version_where_a_worker_may_have_stepped_its_own_optimizer_unheard(
     protocol: str, waits: bool

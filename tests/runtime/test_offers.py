@@ -51,6 +51,7 @@ def test_workers_that_prepare_different_numbers_of_plateaus_do_not_fit_together(
 def test_an_outer_optimizer_s_momentum_takes_a_version_s_memory_and_what_encodes_four_a_worker() -> None:
     without = needed("diloco:outer_momentum=0,outer=sgd")
     assert needed("diloco") - without == OFFER.slot_bytes
+    assert needed("async-diloco") - without == 2 * OFFER.slot_bytes
     assert (
         needed("diloco", keeps=True) - needed("diloco:outer_momentum=0,outer=sgd", keeps=True) == 2 * OFFER.slot_bytes
     )

@@ -75,7 +75,10 @@ rejoin_after = "0.1s"
 """
 
 
-@pytest.mark.parametrize("protocol", ["diloco:every=4", "diloco:every=8,fragments=2", "diloco:every=4,overlap=2"])
+@pytest.mark.parametrize(
+    "protocol",
+    ["diloco:every=4", "diloco:every=8,fragments=2", "diloco:every=4,overlap=2", "async-diloco:every=4"],
+)
 def test_a_worker_that_comes_back_takes_part_from_the_next_round_on(protocol: str, tmp_path: Path) -> None:
     """What it had done in its open round is used again by others."""
     (tmp_path / "dies.toml").write_text(DIES)
@@ -129,14 +132,30 @@ def test_data_that_ends_in_the_middle_of_an_overlap_is_pushed_once_and_the_bits_
     sound(there)
 
 
-def test_a_stopped_run_with_an_overlap_goes_on_and_uses_every_sample_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["diloco:every=6,fragments=2,overlap=2", "async-diloco:every=5"])
+def test_a_stopped_run_goes_on_and_uses_every_sample_once(protocol: str, tmp_path: Path) -> None:
     """Steps that were in no version as it was stopped are made again."""
-    flags = ("-p", "diloco:every=6,fragments=2,overlap=2", "-n", "2", "--threads", "1", "--checkpoint", "3")
+    flags = ("-p", protocol, "-n", "2", "--threads", "1", "--checkpoint", "3")
     stopped = run(GOES_ON, *flags, "--max-steps", "60", tmp_path=tmp_path)
     assert stopped.summary["samples"] < 12 * 200
     goes_on = to_its_end(resume(stopped.folder, "--max-steps", "1000")).completed()
     assert goes_on.summary["samples"] == 12 * 200
     sound(goes_on)
+
+
+@pytest.mark.parametrize(
+    "protocol", ["async-diloco:every=4,delay=3", "sync-switch:first=diloco:every=4,then=async-diloco:every=4"]
+)
+def test_differences_that_are_applied_one_by_one_are_right_where_each_host_makes_a_range(
+    protocol: str, tmp_path: Path
+) -> None:
+    """With a codec, whose residual follows each worker's own updates."""
+    hosts = ("--emulate-hosts", "2", "-n", "1", "--shards-on", "all", "--threads", "1")
+    ended = run(
+        LAYERS, "-p", protocol, *hosts, "--compress", "topk:density=0.1", args=["24"], tmp_path=tmp_path
+    ).completed()
+    assert ended.summary["samples"] == 48
+    sound(ended)
 
 
 def test_own_steps_of_a_round_wait_for_no_word_of_the_run(tmp_path: Path) -> None:

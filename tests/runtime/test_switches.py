@@ -122,7 +122,7 @@ def test_over_three_hosts_each_of_which_makes_a_part_of_averages_the_bits_are_th
     sound(there)
 
 
-OWN = ("ps-plus", "local-sgd:every=3", "diloco:every=2")
+OWN = ("ps-plus", "local-sgd:every=3", "diloco:every=2", "async-diloco:every=2")
 STORED = ("bsp", "asp", "ssp", "dssp", "hsp", "rennala", *OWN)
 REPLICAS = ("all-reduce", "ad-psgd", "ripples")
 PAIRS = [

@@ -63,7 +63,7 @@ RECIPES_OF = {
     # a bias before a norm has no gradient but rounding, of which AdamW makes full-size steps: nothing to compare
     "ps-plus": ("sgd, dropout and shuffled, double", "adamw, unnormed, double"),
     "local-sgd": ("sgd, dropout and shuffled, double", "adamw, unnormed, double"),
-    "diloco": (),  # its outer optimizer steps besides
+    **dict.fromkeys(("diloco", "async-diloco"), ()),  # their outer optimizer steps besides
 }
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from paceline.store import chunks as parts_module
 from paceline.store import store as store_module
 from paceline.store.chunks import ELEMENTWISE, STATE, WHOLE, Chunk, NotFinite, cuts_of
+from paceline.store.delayed_nesterov import DelayedNesterov
 from paceline.store.store import Store, scalars_of
 from paceline.training.offer import state_bytes
 from paceline.training.packing import packed, unpacked
@@ -42,6 +43,7 @@ MAKERS: dict[str, Make] = {
     "NAdam, foreach": lambda p: torch.optim.NAdam(p, lr=0.01, foreach=True),
     "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01),
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.01, t0=5),
+    "DelayedNesterov": lambda p: DelayedNesterov(p, lr=0.05, delay=3, activation=0.2),
     "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
     "Adafactor, which is not elementwise": lambda p: torch.optim.Adafactor(p, lr=0.01),
 }

@@ -109,9 +109,10 @@ def to_own_centre(model: Any, worker: int, step: int) -> Tensor:
     return (0.5 * (model.x - (0.0, 2.0)[worker]) ** 2).sum()
 
 
-def outer_of(protocol: str) -> Outer:
-    choice = choose(protocol, registry())
-    return choice.spec.outer(choice.config)
+def outer_of(protocol: str, workers: int = 2) -> Outer:
+    outer = choose(protocol, registry()).outer(workers)
+    assert outer is not None
+    return outer
 
 
 NUMBERS = {

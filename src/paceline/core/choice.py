@@ -175,10 +175,12 @@ class Choice:
         parts = dict(zip(self.spec.parts, map(str, self.parts), strict=True))
         return {"name": self.spec.name, "config": config | parts}
 
-    @property
-    def outer(self) -> Outer | None:
-        """The outer optimizer that makes versions; None: the script's does, in the store or in the workers."""
-        return self.spec.outer(self.config) if self.spec.optimizer == "outer" else None
+    def outer(self, workers: int) -> Outer | None:
+        """The outer optimizer that makes versions; None: the script's does, in the store or in the workers.
+
+        `workers`: how many the run begins with.
+        """
+        return self.spec.outer(self.config, workers) if self.spec.optimizer == "outer" else None
 
     @property
     def has_replicas(self) -> bool:

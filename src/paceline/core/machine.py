@@ -21,11 +21,23 @@ Sums = Literal["workers", "hosts"]
 
 
 class Outer(NamedTuple):
-    """An outer optimizer: `torch.optim.SGD` with these, on the sum of a version's weighted differences."""
+    """An outer optimizer: `torch.optim.SGD` with these, on the sum of a version's weighted differences.
+
+    With a delay above 1 it is `store.delayed_nesterov`.
+    """
 
     lr: float = 1.0
     momentum: float = 0.0
     nesterov: bool = False
+    delay: int = 1
+    """Versions after which their mean difference goes into the momentum."""
+    activation: float = 0.0
+    """The share of the momentum that the versions in between step with."""
+
+    @property
+    def buffers(self) -> int:
+        """How many tensors it keeps for each parameter."""
+        return (self.momentum > 0) + (self.delay > 1)
 
 
 class Fragments(NamedTuple):
@@ -120,8 +132,9 @@ class Spec:
     """What a worker puts into its push area. If groups average, they average gradients, or replicas if nothing."""
     optimizer: Steps = "store"
     """What makes a version."""
-    outer: Callable[[Any], Outer] = lambda config: Outer()
-    """The outer optimizer, if there is one. By default it subtracts differences as they are."""
+    outer: Callable[[Any, int], Outer] = lambda config, workers: Outer()
+    """The outer optimizer, if there is one, where so many workers begin. By default it subtracts differences as they
+    are."""
     fragments: Callable[[Any], Fragments] = lambda config: WHOLE
     """How updates of rounds are spread over fragments of the parameters. By default each has all parameters."""
     pieces: int = 1

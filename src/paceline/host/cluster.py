@@ -314,7 +314,7 @@ class Cluster:
             end = offer.cuts[-1]
         self.shard_server.shard = Shard(self.name, begin, end)
         ends = [self._evaluator.connect()] if self._evaluator is not None and offer.evaluates else []
-        order = self.plan.fork(begin, end, self.here.part.outer)
+        order = self.plan.fork(begin, end, self.here.part.outer(self.plan.capacity))
         self.store.fork(lambda: (worker,), self.memory.region, order, ends)
 
     def why_not(self, workers: Sequence[int]) -> str:

@@ -101,7 +101,9 @@ class TrainingStart:
         # what the worker begins with is the region's first version only until the head's is fetched
         self._fetches = fetches
         host.store.fork(
-            forkers, host.memory.region, self._plan.fork(begin, end, host.part.outer, only_adds=own is None)
+            forkers,
+            host.memory.region,
+            self._plan.fork(begin, end, host.part.outer(self._plan.capacity), only_adds=own is None),
         )
 
     def process_settled(self) -> None:
@@ -167,7 +169,7 @@ class TrainingStart:
             host.shelf.release(BEGINNING)
             with self.came(order.state) as file:
                 if host.ranges is not None:
-                    host.store.send(messages.store.Become(part.outer))
+                    host.store.send(messages.store.Become(part.outer(self._plan.capacity)))
                     if for_store and file is not None:
                         host.store.send(messages.store.Load(), (file,))
                 host.tell_part(None if for_store else file)

@@ -90,8 +90,8 @@ def lack_of_memory(offer: Offered, choice: Choice, workers: int, available: int,
         needed = 2 * offer.fixed_bytes + (slots + 1) * offer.slot_bytes + workers * offer.push_bytes
         steps_in_store = spec.optimizer == "store"
         needed += state_bytes if steps_in_store else here * (state_bytes + offer.slot_bytes)
-        if spec.optimizer == "outer" and spec.outer(choice.config).momentum:
-            needed += copies * offer.slot_bytes
+        if (outer := choice.outer(workers)) is not None:
+            needed += copies * outer.buffers * offer.slot_bytes
         needed += here * offer.slot_bytes if choice.fragments != WHOLE else 0  # see `holders.fragments`
         state = "the optimizer's state" if steps_in_store else "each worker's own parameters and optimizer's state"
         what = f"{slots} versions, {workers} updates and {state}, of {offer.slot_bytes:,} bytes each"

@@ -98,7 +98,7 @@ class Config:
         return self.every // self.fragments
 
 
-def outer_of(config: Config) -> Outer:
+def outer_of(config: Config, workers: int) -> Outer:
     """Return the outer optimizer that the parameters describe."""
     momentum = 0.0 if config.outer == "sgd" else config.outer_momentum
     return Outer(lr=config.outer_lr, momentum=momentum, nesterov=config.outer == "nesterov" and momentum > 0)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from paceline.store.delayed_nesterov import DelayedNesterov
 from paceline.store.gradient_reader import GradientRange, GradientReader, add_up
 from paceline.training.layout import CHUNK, Entry, Layout
 from paceline.training.optim.clipping import Limit
@@ -38,6 +39,7 @@ ELEMENTWISE = {
     torch.optim.RAdam,
     torch.optim.ASGD,
     torch.optim.Rprop,
+    DelayedNesterov,
 }
 """Optimizers that look at one element at a time: slices train as the whole, bit for bit (test_parts.py)."""
 

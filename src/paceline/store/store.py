@@ -44,6 +44,7 @@ from paceline.store.chunks import (
     state_of,
     user_class,
 )
+from paceline.store.delayed_nesterov import DelayedNesterov
 from paceline.store.gradient_reader import GradientReader, add_up, decode
 from paceline.store.shares import NOT_PLAIN, StateMean, StateShare, Whole, plain, scalars_in
 from paceline.store.snapshots import OfReplica, OfStore, OfWorker, StateSnapshot, put, read, write
@@ -765,6 +766,8 @@ def _bytes_of(part: Chunk, cuts: Sequence[int]) -> tuple[int, int]:
 def outer_of(optimizer: torch.optim.Optimizer, outer: Outer) -> torch.optim.Optimizer:
     """Return the outer optimizer over the same parameters and groups."""
     groups = [{"params": group["params"]} for group in optimizer.param_groups]
+    if outer.delay > 1:
+        return DelayedNesterov(groups, outer.lr, outer.momentum, outer.delay, outer.activation)
     return torch.optim.SGD(groups, lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov)
 
 

@@ -203,7 +203,7 @@ class Switches:
         cluster, part = self._cluster, self._cluster.here.choice.part(self.part or 0)
         passes_on = "state" in self._lacks
         if cluster.spec.optimizer != "store" and not (passes_on and given):
-            cluster.store.send(messages.store.Become(part.outer))
+            cluster.store.send(messages.store.Become(part.outer(cluster.plan.capacity)))
         if passes_on:  # `came` follows
             shares, store = cluster.shares, cluster.store
             shares.when_own_is_whole(lambda: store.send(messages.store.SendState(None, *shares.ask())))
@@ -233,7 +233,7 @@ class Switches:
         self._decides(number)
         for_workers = cluster.spec.optimizer != "store"
         if for_workers and state is not None:
-            cluster.store.send(messages.store.Become(cluster.here.part.outer))
+            cluster.store.send(messages.store.Become(cluster.here.part.outer(cluster.plan.capacity)))
         makes, self._makes, self._cut = self._makes, None, {}
         replicas: Mapping[int, int] = {}
         if makes is not None:
