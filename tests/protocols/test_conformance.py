@@ -17,6 +17,7 @@ from support.walk import World, walk, wander
 
 VARIANTS = {
     "ad-psgd": ("topology=bipartite-complete",),
+    "balanced": ("batches=7,every=1", "protocol=all-reduce,every=1", "protocol=quorum,batches=5,every=1"),
     "diloco": ("every=2,overlap=1",),
     "dssp": ("lower=0,upper=2", "lower=0,upper=2,cap=false,counting=literal"),
     "hsp": (
@@ -163,7 +164,7 @@ def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
     elif "replicas" in states:
         assert [one.step if isinstance(one, StepReplica) else one.contributions[0][1] for one in changes] == [*range(5)]
     else:
-        every = getattr(choice.config, "every", 1)
+        every = choice.config.every if choice.spec.local_steps else 1
         last = [*range(every - choice.fragments.overlap - 1, 5, every)]
         last += [4] if 4 not in last else []
         assert changes == [ApplyUpdate(version=n, contributions=((0, step, 1.0),)) for n, step in enumerate(last, 1)]
