@@ -18,6 +18,7 @@ from support.walk import World, walk, wander
 VARIANTS = {
     "ad-psgd": ("topology=bipartite-complete",),
     "async-diloco": ("every=1", "every=2,local=equal"),
+    "balanced": ("batches=7,every=1", "protocol=all-reduce,every=1", "protocol=quorum,batches=5,every=1"),
     "diloco": ("every=2,overlap=1", "every=2,quorum=1,grace=1", "every=2,quorum=2"),
     "dssp": ("lower=0,upper=2", "lower=0,upper=2,cap=false,counting=literal"),
     "hsp": (
@@ -167,7 +168,7 @@ def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
     elif "replicas" in states:
         assert [one.step if isinstance(one, StepReplica) else one.contributions[0][1] for one in changes] == [*range(5)]
     else:
-        every = getattr(choice.config, "every", 1) if choice.spec.local_steps else 1
+        every = choice.config.every if choice.spec.local_steps else 1
         last = [*range(every - choice.fragments.overlap - 1, 5, every)]
         last += [4] if 4 not in last else []
         batch = getattr(choice.config, "batch", None) or 1

@@ -46,6 +46,8 @@ def _page(spec: Spec) -> str:
     rounds = "Workers go in rounds." if spec.rounds else "Workers do not go in rounds."
     if spec.gradients is not None:
         rounds = "A round ends without the slowest workers."
+    if spec.around is not None:
+        rounds = "Rounds are those of the protocol inside."
     parts = [_heading(spec), spec.paper, _about(spec)]
     if parameters := _parameters(spec):
         parts.append("\n".join(("Parameters, with their defaults:", *parameters)))

@@ -49,6 +49,8 @@ from paceline.core.machine import Spec
 from paceline.core.orders import ApplyUpdate, Order, Release, ShareOut, StepReplica
 from paceline.errors import ConfigError
 
+INSIDE = ("bsp", "all-reduce", "quorum")
+"""The protocols whose rounds can be shared out."""
 WARM_UP = 3
 """Rounds that are not measured."""
 BUSY = 0.9
@@ -155,6 +157,8 @@ class Machine:
     def _for_inner(self, fact: Fact) -> Fact:
         if isinstance(fact, TrainingBegan) and fact.memory is not None:
             return replace(fact, memory=fact.memory["inner"])
+        if isinstance(fact, GradientReady) and fact.samples is None and fact.weight is None:
+            return replace(fact, weight=1)  # of one batch: a worker says what several weigh
         return fact
 
     def _note(self, fact: Fact) -> None:
@@ -353,11 +357,11 @@ def misfit(config: Config, part: Choice, hosts: Sequence[str]) -> str:
 def parts_misfit(config: Config, parts: Sequence[Spec]) -> str:
     """Why this config can't have this protocol inside; empty if it can."""
     (inner,) = parts
-    if inner.averages and inner.pushes == "gradient":
+    if inner.name in INSIDE:
         return ""
     return (
-        f"balanced: protocol is {inner.name}, in which a version is no mean of several workers' gradients; choose bsp, "
-        "all-reduce or quorum"
+        f"balanced: protocol is {inner.name}, in which a version is no mean of gradients that were all computed on the "
+        "one before; choose bsp, all-reduce or quorum"
     )
 
 

@@ -89,10 +89,9 @@ class Stands:
 
     @classmethod
     def of(cls, steps: Sequence[Stands]) -> Stands:
-        """Return what one step stands for that has the gradients of all of these."""
+        """Return what one step stands for that has the gradients of all of these. One of unknown weight counts as 1."""
         samples = sum(one.samples for one in steps)
-        weights = [one.weighs for one in steps if one.weighs is not None]
-        weight = sum(weights) if len(weights) == len(steps) else None
+        weight = sum(1 if one.weighs is None else one.weighs for one in steps)
         return cls(
             tuple(chain.from_iterable(one.batches for one in steps)),
             tuple(chain.from_iterable(one.again for one in steps)),
