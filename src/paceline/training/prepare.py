@@ -362,6 +362,7 @@ def script_ended() -> None:
     if session is None:
         return
     session.end_wait()
+    session.make_step_so_far()
     if session.live:
         session.other_training.ends()
         session.other_training.script_ends()

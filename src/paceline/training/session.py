@@ -232,6 +232,7 @@ class Session:
         if self.absorbs:
             assert self.go is not None
             self._make_step_of_several(self.go)
+            self.schedules.come_to(self.run_used)  # the script has called their `step` already
 
     def _make_step_of_several(self, go: Compute) -> None:
         stands = Stands.of(self._several.steps)

@@ -66,6 +66,8 @@ class _Paced(Iterated):
         if session.here and session.go is None and self._loops.over:
             session.link.say(EpochsOver())
         session.come_by()
+        if session.here and session.loop.over:  # the script has left its last loop early
+            session.make_step_so_far()
         session.loop_is_due = False
 
     def _end_after_last_epoch(self) -> None:
