@@ -109,7 +109,7 @@ def test_workers_that_are_as_fast_as_each_other_or_nearly_keep_a_batch_each() ->
         assert {order.batches for _, order in world.orders(Release)} == {1}
 
 
-@pytest.mark.parametrize("batches", ["none", 16, 33])
+@pytest.mark.parametrize("batches", ["auto", 16, 33])
 def test_shares_stay_where_speeds_vary_by_a_few_percent(batches: str | int) -> None:
     scenario = Scenario(compute=1.0, jitter=0.03, speeds={3: 0.25})
     assert len(shares(played(f"balanced:batches={batches}", scenario, 4, batch=8, versions=200))) <= 2
@@ -179,7 +179,7 @@ def test_gradients_of_a_script_that_draws_its_own_batches_weigh_as_many_steps_as
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ("batches=0", "balanced: batches is 0 batches; it must be 1 or more, or none"),
+        ("batches=0", "balanced: batches is 0 batches; it must be 1 or more, or auto"),
         ("every=0", "balanced: every is 0 rounds; it must be 1 or more"),
         ("protocol=balanced", "balanced: protocol is balanced; balanced can't contain itself"),
         *(

@@ -168,7 +168,7 @@ def test_one_worker_alone_makes_a_version_of_each_step(choice: Choice) -> None:
     elif "replicas" in states:
         assert [one.step if isinstance(one, StepReplica) else one.contributions[0][1] for one in changes] == [*range(5)]
     else:
-        every = choice.config.every if choice.spec.local_steps else 1
+        every = getattr(choice.config, "every", 1) if choice.spec.local_steps else 1
         last = [*range(every - choice.fragments.overlap - 1, 5, every)]
         last += [4] if 4 not in last else []
         batch = getattr(choice.config, "batch", None) or 1
