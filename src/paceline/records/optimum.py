@@ -45,17 +45,19 @@ def least_time(gradient_seconds: Iterable[float], noise: float) -> float:
 def estimates(gradient_seconds: Iterable[float], noise: float) -> dict[str, float]:
     """Return the seconds that protocols would need with these workers, in the same units, if nothing had to be moved.
 
-    `bsp` and `asp` are the theory's (Tyurin and Richtárik). `quorum` and `ringmaster` are ours, each with the best of
-    the parameters that were tried. `rennala` is missing: its estimate is `quorum`'s or more, as workers begin gradients
-    for a version that is made before they end.
+    `bsp` and `asp` are the theory's (Tyurin and Richtárik), and the others are ours. Under `balanced` all workers'
+    speeds together make a gradient for each of them on average, so it comes to `asp`'s. `quorum` and `ringmaster` have
+    the best of the parameters that were tried. `rennala` is missing: its estimate is `quorum`'s or more, as workers
+    begin gradients for a version that is made before they end.
 
     >>> {name: round(seconds, 2) for name, seconds in estimates([1, 2, 4, 8], noise=8).items()}
-    {'bsp': 24.0, 'asp': 6.4, 'quorum:m=1': 9.0, 'ringmaster:max_delay=4': 6.67}
+    {'bsp': 24.0, 'balanced:unit=sample': 6.4, 'asp': 6.4, 'quorum:m=1': 9.0, 'ringmaster:max_delay=4': 6.67}
     """
     taken = sorted(gradient_seconds)
     rounds = {number: seconds * (1 + noise / number) for number, seconds in enumerate(taken, 1)}
     rate = sum(1 / seconds for seconds in taken)
-    found = {"bsp": rounds.pop(len(taken)), "asp": (len(taken) + noise) / rate}
+    together = (len(taken) + noise) / rate
+    found = {"bsp": rounds.pop(len(taken)), "balanced:unit=sample": together, "asp": together}
     if rounds:
         best = min(rounds, key=lambda number: (rounds[number], -number))
         found[f"quorum:m={best}"] = rounds[best]

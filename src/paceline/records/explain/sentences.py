@@ -392,7 +392,8 @@ def _what_helps(found: Findings, phases: Mapping[str, float], total: float) -> l
                 _prediction(found, names),
             ]
         if steady:
-            lines.append(f"Or give {whose} less to do, or a machine like the others'.")
+            by = "" if spec.name == "balanced" else " (-p balanced shares rounds out by speed)"
+            lines.append(f"Or give {whose} less to do{by}, or a machine like the others'.")
     if phases["transferring"] >= max(WORTH_SAYING * total, phases["computing"] / 2):
         than = "" if phases["transferring"] < waited else ", and would help more than another protocol"
         network = found.run.config.get("scenario", {}).get("network")  # without one, memory that all workers map
