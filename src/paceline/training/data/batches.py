@@ -89,7 +89,7 @@ class Stands:
 
     @classmethod
     def of(cls, steps: Sequence[Stands]) -> Stands:
-        """Return what one step stands for that has the gradients of all of these. One that weighs nothing known is 1."""
+        """Return what one step stands for that has the gradients of all of these. One of unknown weight weighs 1."""
         samples = sum(one.samples for one in steps)
         weight = sum(1 if one.weighs is None else one.weighs for one in steps)
         return cls(
