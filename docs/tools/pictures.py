@@ -35,6 +35,7 @@ PROTOCOLS = {
     "dssp": "dssp:lower=1,upper=4",
     "ringmaster": "ringmaster:max_delay=4",
     "quorum": "quorum:m=3",
+    "balanced": "balanced:every=1",
     "sync-switch": "sync-switch:switch_at=0.2",
     "hsp": "hsp",
     "ps-plus": "ps-plus",

@@ -31,6 +31,7 @@ PROTOCOLS = {
     "ad-psgd": "ad-psgd",
     "all-reduce": "all-reduce",
     "asp": "asp",
+    "balanced": "balanced:every=4",
     "bsp": "bsp",
     "diloco": "diloco:every=4",
     "dssp": "dssp:lower=1,upper=4",

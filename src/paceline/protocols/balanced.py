@@ -249,7 +249,7 @@ def around(config: Config, part: Choice) -> Spec:
         machine=lambda config: Machine(config, part.machine()),
         parts=(),
         around=None,
-        gradients=lambda config, workers: part.gradients(workers),
+        gradients=lambda config, workers: (config.batches or workers) * part.gradients(workers) // workers,
         state=inner.state,
         optimizer=inner.optimizer,
         groups=inner.groups,
