@@ -36,6 +36,7 @@ PROTOCOLS = {
     "ringmaster": "ringmaster:max_delay=4",
     "quorum": "quorum:m=3",
     "rennala": "rennala:batch=6",
+    "balanced": "balanced:every=1",
     "sync-switch": "sync-switch:switch_at=0.2",
     "hsp": "hsp",
     "ps-plus": "ps-plus",

@@ -32,6 +32,7 @@ PROTOCOLS = {
     "all-reduce": "all-reduce",
     "asp": "asp",
     "async-diloco": "async-diloco:every=4",
+    "balanced": "balanced:every=4",
     "bsp": "bsp",
     "diloco": "diloco:every=4",
     "dssp": "dssp:lower=1,upper=4",

@@ -177,6 +177,15 @@ def test_gradients_of_a_script_that_draws_its_own_batches_weigh_as_many_steps_as
 
 
 @pytest.mark.parametrize(
+    ("parameters", "gradients"),
+    [("", 4), (":batches=12", 12), (":protocol=quorum:m=3", 3), (":protocol=quorum:m=3,batches=12", 9)],
+)
+def test_a_version_is_the_mean_of_as_many_gradients_as_batches(parameters: str, gradients: int) -> None:
+    """So `compare --learning-rate-rule linear` multiplies the rate by that, where a run is told the number before."""
+    assert choose(f"balanced{parameters}", registry()).gradients(4) == gradients
+
+
+@pytest.mark.parametrize(
     ("parameters", "said"),
     [
         ("batches=0", "balanced: batches is 0 batches; it must be 1 or more, or auto"),

@@ -32,8 +32,10 @@ DIES = "if paceline.worker() == 1 and step == 4: os.kill(os.getpid(), signal.SIG
 THREE = ("-n", "3", "--threads", "1")
 
 SWITCHES = ("sync-switch:switch_at=0.5,first=bsp,then=ad-psgd", "sync-switch:switch_at=0.5,first=all-reduce,then=asp")
-PROTOCOLS = sorted([*registry(), *SWITCHES])
-LONG = ("ad-psgd", "asp", "bsp", "dssp", "hsp", "ripples", "ssp", "sync-switch", SWITCHES[1])
+SEVERAL = "balanced:batches=7,every=2"
+"""Steps of several batches."""
+PROTOCOLS = sorted([*registry(), *SWITCHES, SEVERAL])
+LONG = ("ad-psgd", "asp", "balanced", "bsp", "dssp", "hsp", "ripples", "ssp", "sync-switch", SWITCHES[1])
 """Protocols that hold and push what another one does in the shorter tests."""
 Runs = dict[str, Future[Run]]
 

@@ -320,7 +320,7 @@ def around(config: Config, part: Choice) -> Spec:
         parts=(),
         around=None,
         pieces=config.pieces,
-        gradients=lambda config, workers: part.gradients(workers),
+        gradients=lambda config, workers: _batches(config, workers) * part.gradients(workers) // workers,
         state=inner.state,
         optimizer=inner.optimizer,
         groups=inner.groups,
@@ -365,9 +365,9 @@ def parts_misfit(config: Config, parts: Sequence[Spec]) -> str:
     )
 
 
-def _inside(config: Config, workers: int) -> int:
-    """As `bsp`. `around` asks the protocol inside."""
-    return workers
+def _batches(config: Config, workers: int) -> int:
+    """Return how many batches a round has, as far as that is known before."""
+    return workers if config.batches == "auto" else config.batches
 
 
 SPEC = Spec(
@@ -381,7 +381,7 @@ SPEC = Spec(
     around=around,
     parts_misfit=parts_misfit,
     rounds=False,
-    gradients=_inside,
+    gradients=_batches,
     invariants={
         "a round's batches are all shared out, and at least one to each worker": lambda machine: (
             not machine.shares
