@@ -74,7 +74,7 @@ class Config:
 
 
 @dataclass(slots=True)
-class Window:
+class Measured:
     """What a worker has computed since the last look."""
 
     amount: int = 0
@@ -98,7 +98,7 @@ class Machine:
     """By worker: its batches in a round."""
     given: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By worker that is released: its batches, and when it could begin."""
-    windows: dict[int, Window] = field(default_factory=dict)
+    windows: dict[int, Measured] = field(default_factory=dict)
     speeds: dict[int, float] = field(default_factory=dict)
     """By worker: samples a second by the last look."""
 
@@ -139,7 +139,7 @@ class Machine:
             case GradientReady(worker=worker, samples=samples, at=at) if worker in self.given:
                 batches, since = self.given.pop(worker)
                 if self.rounds >= WARM_UP and at > since:
-                    window = self.windows.setdefault(worker, Window())
+                    window = self.windows.setdefault(worker, Measured())
                     window.amount += samples or batches
                     window.seconds += at - since
 
