@@ -111,7 +111,7 @@ class Config:
 
 
 @dataclass(slots=True)
-class Window:
+class Measured:
     """What a worker has computed since the last look."""
 
     amount: int = 0
@@ -135,7 +135,7 @@ class Machine:
     """By worker: its batches in a round."""
     given: dict[int, tuple[int, float]] = field(default_factory=dict)
     """By worker that is released: its batches, and when it could begin."""
-    windows: dict[int, Window] = field(default_factory=dict)
+    windows: dict[int, Measured] = field(default_factory=dict)
     speeds: dict[int, float] = field(default_factory=dict)
     """By worker: samples a second by the last look."""
     largest: float = 0.0
@@ -185,7 +185,7 @@ class Machine:
                 if not self.speeds:  # later a loader may have fetched a batch before the share changed
                     self.largest = max(self.largest, (samples or 0) / batches)
                 if self.rounds >= WARM_UP and at > since:
-                    window = self.windows.setdefault(worker, Window())
+                    window = self.windows.setdefault(worker, Measured())
                     window.amount += samples or batches
                     window.seconds += at - since
 
