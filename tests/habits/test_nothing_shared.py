@@ -90,7 +90,7 @@ def first_gradient(scale: float, *, workers: int = 2, leased: bool = False) -> s
     model = nn.Linear(3, 2)
     session: Any = object.__new__(Session)
     session.link, session.gradients = SimpleNamespace(workers=workers), Gradients([*model.parameters()])
-    stands = Stands(batches=(Batch(0, 0),) if leased else (), skipped=(), again=(), weight=None)
+    stands = Stands(batches=(Batch(0, 0),) if leased else (), skipped=(), again=(), weight=None, samples=0)
     (model(torch.ones(4, 3)).square().mean() * scale).backward()
     found: str | None = session._first_gradient(stands)
     return found

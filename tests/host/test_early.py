@@ -101,7 +101,7 @@ def test_nothing_comes_early_where_pushes_wait_their_turn_or_updates_are_made_at
 
 def test_workers_tell_of_gradients_where_others_make_versions_of_them() -> None:
     early = {name for name, spec in registry().items() if spec.brings_early}
-    assert early == {"asp", "bsp", "dssp", "quorum", "rennala", "ringmaster", "ssp", "sync-switch"}
+    assert early == {"asp", "balanced", "bsp", "dssp", "quorum", "rennala", "ringmaster", "ssp", "sync-switch"}
     for protocol in ("bsp", "hsp"):
         company = elsewhere(1, protocol, trains=False)
         company.crew.hear(0, OFFER)

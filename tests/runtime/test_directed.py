@@ -62,7 +62,7 @@ class Full:
 
     def __init__(self) -> None:
         host = SimpleNamespace(updates=lambda worker: Updates(coming=(), in_the_way=(3, 4), full=True))
-        settings = SimpleNamespace(choice=choose("asp", registry()))
+        settings = SimpleNamespace(choice=choose("asp", registry()), workers=1)
         adopting = SimpleNamespace(book=Adoption())
         self.run_state = SimpleNamespace(
             settings=settings, members={0: Member(worker=0)}, adopting=adopting, cluster=host, policy=RunPolicy()

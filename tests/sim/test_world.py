@@ -310,7 +310,9 @@ def test_every_protocol_goes_to_the_end_with_a_straggler_bursts_deaths_and_joins
     assert (found := checked(folder)).ok, found.wrong
     most = STEPS + 2 * WORKERS * getattr(run[0].config, "every", 1)
     assert STEPS <= summary["steps"] < most, "a version is made whole"
-    assert summary["samples"] == 32 * summary["steps"]
+    batches, rest = divmod(summary["samples"], 32)
+    assert rest == 0
+    assert batches >= summary["steps"] if run[0].spec.name == "balanced" else batches == summary["steps"]
     history = facts(folder)
     joined = {fact.worker: fact.step for fact, _ in history if isinstance(fact, WorkerJoined)}
     assert sorted(joined) == [0, 1]
@@ -598,7 +600,8 @@ def test_all_the_data_is_used_once_though_workers_die_and_updates_are_dropped(ch
     scenario = Scenario(compute=0.5, jitter=0.2, network=replace(NETWORK, bandwidth=1e4, latency=0.01), events=events)
     summary = simulate(simulation(choice, scenario, 4, data=90, batch=8))
     assert (summary["outcome"], summary["error"]) == ("completed", None)
-    assert (summary["steps"], summary["samples"]) == (90, 90 * 8)
+    assert summary["samples"] == 90 * 8
+    assert summary["steps"] <= 90 if choice.spec.name == "balanced" else summary["steps"] == 90
 
 
 def test_what_a_store_drops_for_good_is_not_dealt_again() -> None:

@@ -92,6 +92,7 @@ class OneWorker:
     seed: int = SEED
     rate_scale: float = 1.0
     codec: Codec | None = None
+    pieces: int = 1
     wants_work: bool = False
     wants_metrics: bool = False
     epochs: int | None = None
@@ -202,7 +203,14 @@ class OneWorker:
         assert kept.epoch == snapshot.epoch
 
     def lease(
-        self, epoch: int, orders: Orders, ahead: int = 0, most: int = 1, begins: Batch | None = None
+        self,
+        epoch: int,
+        orders: Orders,
+        ahead: int = 0,
+        most: int = 1,
+        begins: Batch | None = None,
+        *,
+        joins: bool = False,
     ) -> Leased | EpochOver:
         self.asked.append(epoch)
         assert len(orders.block(epoch, 0).order) == BATCHES
@@ -223,7 +231,7 @@ class OneWorker:
     def refuse(self, message: str) -> None:
         self.refused.append(message)
 
-    def stretch(self, step: int, measured: float) -> None:
+    def stretch(self, step: int, measured: float, batches: float = 1) -> None:
         return None
 
     def snapshot(self, *, hold: bool) -> int:

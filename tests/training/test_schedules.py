@@ -58,6 +58,7 @@ class Worker:
     run: int = 0
     own: int = 0
     looping: bool = True
+    absorbs: bool = False
     deciding: bool | None = True
     decisions: list[float] = field(default_factory=list)
     said: list[str] = field(default_factory=list)

@@ -57,8 +57,6 @@ class Coordinator:
         self.parser_ended: tuple[int, int] | None = None
         """The first of the workers whose script its own argument parser has ended, before training; the exit code."""
         self._on_begin = on_begin
-        self._shares: dict[int, int] = {}
-        """By worker: its share of a round, as the user was told."""
         self._remarks = Remarks(run_state)
         self._disk = LedgerBackpressure(run_state.journal.ledger, run_state.output.say)
 
@@ -147,7 +145,7 @@ class Coordinator:
             case LeaveOut(worker=worker):
                 run_state.data.leases.leave_out(worker)
             case ShareOut():
-                self._tell_shares(order)
+                self._remarks.shares(order)
             case SwitchProtocol():
                 self._switch(order)
             case SetAlarm(number=number, seconds=seconds):
@@ -158,14 +156,6 @@ class Coordinator:
         """The alarm rings, unless training is over."""
         if not self.run_state.members.through:
             self.run_state.inbox.report(AlarmRang(number=number, at=self.run_state.clock.at()))
-
-    def _tell_shares(self, order: ShareOut) -> None:
-        """Tell the user of shares, unless they are nearly those that the user was told."""
-        shares, told = dict(order.shares), self._shares
-        differs = shares.keys() != told.keys() or any(2 * abs(shares[one] - told[one]) > told[one] for one in shares)
-        if differs and not self.run_state.settings.quiet:
-            self._shares = shares
-            self.run_state.output.say(self.run_state.settings.choice.sentence(order.why))
 
     def _tell_decisions(self, worker: int) -> None:
         """The worker, or its replica, is about to make a step, at the rates that were decided."""

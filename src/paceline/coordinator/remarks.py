@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from paceline.coordinator.run_state import RunState
 from paceline.core.choice import nearest
+from paceline.core.orders import ShareOut
 from paceline.ipc.messages.worker import Offered
 from paceline.job.settings import Settings
 from paceline.records.summary import Target
@@ -27,6 +28,8 @@ class Remarks:
     """By checksum of a first gradient: the worker that had it, without leased data."""
     _done: dict[int, int] = field(default_factory=dict)
     """By worker that makes no further step: how many epochs it took part in."""
+    _shares: dict[int, int] = field(default_factory=dict)
+    """By worker: its share of a round, as the user was told."""
 
     def begin(self, offer: Offered) -> None:
         """Training begins."""
@@ -43,6 +46,14 @@ class Remarks:
             f"the first gradients of workers {one} and {two} are equal bit for bit: both train on the same samples; "
             "iterate over the loader that prepare() returns, or have the script take the share of paceline.worker()",
         )
+
+    def shares(self, order: ShareOut) -> None:
+        """A round is shared out otherwise from now on. Nothing is said of shares near those that the user was told."""
+        shares, told, settings = dict(order.shares), self._shares, self._run_state.settings
+        differ = shares.keys() != told.keys() or any(2 * abs(shares[one] - told[one]) > told[one] for one in shares)
+        if differ and not settings.quiet:
+            self._shares = shares
+            self._run_state.output.say(settings.choice.sentence(order.why))
 
     def done(self, worker: int, epochs: int) -> None:
         """The worker makes no further step, after so many epochs. If the run is being stopped, that is no remark."""

@@ -41,7 +41,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Joined(Batch):
+class JoinedBatch(Batch):
     """Several leased batches that a worker's loader hands out as one. It goes by the first of them."""
 
     rest: tuple[Batch, ...] = ()
@@ -52,7 +52,7 @@ def pairs(batches: Iterable[Batch]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for batch in batches:
         found.append((batch.epoch, batch.index))
-        if isinstance(batch, Joined):
+        if isinstance(batch, JoinedBatch):
             found += pairs(batch.rest)
     return found
 

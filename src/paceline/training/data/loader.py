@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from paceline.core.leases import Batch, Joined, pairs
+from paceline.core.leases import Batch, JoinedBatch, pairs
 from paceline.ipc.messages.worker import EpochOver, EpochsOver, GivenBack, LookedAt
 from paceline.training.data.loader_view import BatchTag, Iterated, SharedOut, view_of
 from paceline.training.data.loop import EpochLoop
@@ -358,7 +358,7 @@ class _Asking:
             with suppress(StopIteration):
                 while len(rest) + 1 < self._session.permit.pieces:
                     rest.append(self._next(len(rest) + 1))
-            batch = Joined(batch.epoch, batch.index, tuple(rest))
+            batch = JoinedBatch(batch.epoch, batch.index, tuple(rest))
         self._loop.leased.append(batch)
         return [BatchTag(self._session.link.seed, batch.epoch, batch.index), *self._orders.ids(batch)]
 

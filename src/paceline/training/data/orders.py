@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
-from paceline.core.leases import Batch, Joined
+from paceline.core.leases import Batch, JoinedBatch
 from paceline.errors import ConfigError
 from paceline.training.seeding import drawing_alone, order_digest, plain_ids, seed_block, seed_epoch
 
@@ -79,7 +79,7 @@ class Orders:
 
     def ids(self, batch: Batch) -> list[Any]:
         """The samples in that batch."""
-        if isinstance(batch, Joined):
+        if isinstance(batch, JoinedBatch):
             return [*self.ids(Batch(batch.epoch, batch.index)), *(one for part in batch.rest for one in self.ids(part))]
         number, place = divmod(batch.index, BLOCK) if self._by_block else (0, batch.index)
         return self.block(batch.epoch, number).order[place]
