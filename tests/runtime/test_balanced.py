@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,13 @@ def shares(run: Run) -> list[tuple[int, ...]]:
     return [tuple(share for _, share in order.shares) for order in told if isinstance(order, ShareOut)]
 
 
-def alone(run: Run, *, buffers: bool = True, scheduled: bool = True) -> tuple[dict[str, Tensor], list[int]]:
+def alone(
+    run: Run, *, buffers: bool = True, scheduled: bool = True, pieces: int = 1
+) -> tuple[dict[str, Tensor], list[int]]:
     """What plain torch makes of each round's batches as one large batch, and the samples in them.
 
-    Each worker has statistics of its own batches, and a version has the mean of them.
+    Each worker has statistics of its own batches, and a version has the mean of them. `pieces`: how many pieces of
+    batches, which a step's one batch consists of, count as a batch.
     """
     names: dict[str, Any] = {}
     exec(OFFERED, names)
@@ -118,15 +122,16 @@ def alone(run: Run, *, buffers: bool = True, scheduled: bool = True) -> tuple[di
     samples, used = [], 0
     for one in rounds(run):
         large: list[int] = []
-        of_run = used
+        of_run = used // pieces
         for worker, step in one:
             seen = own.setdefault(worker, torch.nn.BatchNorm1d(6, affine=False).double())
             query = "SELECT epoch, batch, used FROM batches WHERE worker = ? AND step = ? ORDER BY rowid"
-            for epoch, batch, how in run.rows(query, worker, step):
-                used += 1
-                if how == "step":
-                    seen(data[epochs[epoch][batch]][0])
-                    large += epochs[epoch][batch]
+            rows = run.rows(query, worker, step)
+            used += len(rows)
+            batches = [epochs[epoch][batch] for epoch, batch, how in rows if how == "step"]
+            for batch in batches if pieces == 1 else [[*chain(*batches)]]:
+                seen(data[batch][0])
+                large += batch
         x, y = data[large]
         optimizer.param_groups[0]["lr"] = 0.5 / (1 + (of_run / 10 if scheduled else 0))
         optimizer.zero_grad()
@@ -173,6 +178,28 @@ def test_versions_are_those_of_one_large_batch_and_a_replay_has_the_same_bits(
     assert len(rounds(run)) == 3 * 5  # of 32 batches in an epoch the fifth round has four
     assert {sum(share) for share in shares(run)} == {7}
     sound(run)
+
+
+@pytest.mark.parametrize(
+    ("inside", "spread"), [("bsp", ("-n", "3")), ("all-reduce", ("-n", "1", "--emulate-hosts", "3"))]
+)
+def test_with_shares_of_samples_a_round_has_as_many_as_batches_of_all_workers_and_each_is_used_once(
+    inside: str, spread: tuple[str, ...], flags: tuple[str, ...], launch: Launch
+) -> None:
+    protocol = f"balanced:protocol={inside},unit=sample,max_batch=40,every=2"
+    script = (OFFERED + TRAINS).replace("batch_size=8", "batch_size=16")
+    run = launch.run(script, "-p", protocol, *spread, *flags).completed()
+    wanted, samples = alone(run, buffers=inside == "bsp", pieces=8)
+    assert differ(run, wanted) < 1e-9
+    assert sorted(samples) == sorted([*range(250)] * 3)
+    assert {sum(share) for share in shares(run)} == {24}
+    assert max(map(max, shares(run))) > 8 > min(map(min, shares(run)))
+    sound(run)
+
+
+def test_batches_of_less_than_two_samples_for_each_piece_are_refused_in_one_line(launch: Launch) -> None:
+    run = launch.run(OFFERED + TRAINS, "-p", "balanced:unit=sample,max_batch=40", "-n", "2", "--threads", "1")
+    run.refused("give it a batch_size of 16 or more, or share out whole batches (unit=batch)")
 
 
 def test_a_batch_that_a_grad_scaler_skips_is_in_no_version(flags: tuple[str, ...], launch: Launch) -> None:

@@ -46,6 +46,8 @@ class _Epoch:
     blocks: dict[int, Block] = field(default_factory=dict)
     samples: int | None = None
     """Samples in the whole epoch, if known; from the first block on."""
+    size: int = 1
+    """Samples in its first batch. Where batches are cut, others have as many pieces for as many samples."""
 
 
 class Orders:
@@ -116,13 +118,9 @@ class Orders:
         with drawing_alone(self._sampler, self._seed, epoch.number):
             batches = list(map(list, islice(epoch.rest, self._at_once(epoch))))
         if self._pieces > 1:
-            if batches and not epoch.drawn and len(batches[0]) < self._pieces:
-                raise ConfigError(
-                    f"batches are cut into {self._pieces} pieces, which are shared out by speed, and the loader's have "
-                    f"{len(batches[0])} samples; give it a batch_size of {self._pieces} or more, or share out whole "
-                    "batches (unit=batch)"
-                )
-            batches = [piece for batch in batches for piece in cut(batch, self._pieces)]
+            if batches and not epoch.drawn:
+                epoch.size = self._whole(batches[0])
+            batches = [piece for batch in batches for piece in cut(batch, len(batch) * self._pieces // epoch.size)]
         drawn = [*epoch.ahead, *batches]
         order, epoch.ahead = (drawn[:BLOCK], drawn[BLOCK:]) if self._by_block else (drawn, [])
         digest = order_digest(
@@ -136,16 +134,27 @@ class Orders:
         epoch.blocks = dict(list(epoch.blocks.items())[-KEPT:])
         epoch.drawn += 1
 
+    def _whole(self, first: list[Any]) -> int:
+        """Return the length of an epoch's first batch, as long as its pieces have two samples: BatchNorm needs them."""
+        if len(first) >= 2 * self._pieces:
+            return len(first)
+        raise ConfigError(
+            f"batches are cut into {self._pieces} pieces, which are shared out by speed, and the loader's have "
+            f"{len(first)} samples; give it a batch_size of {2 * self._pieces} or more, or share out whole batches "
+            "(unit=batch)"
+        )
+
 
 def cut(batch: list[Any], pieces: int) -> list[list[Any]]:
-    """Cut a batch into so many pieces of nearly the same length, or into samples if it has fewer.
+    """Cut a batch into so many pieces of nearly the same length. Less than one is one.
 
     >>> cut([0, 1, 2, 3, 4], 3)
     [[0, 1], [2, 3], [4]]
     """
+    pieces = max(1, pieces)
     each, longer = divmod(len(batch), pieces)
     starts = [place * each + min(place, longer) for place in range(pieces + 1)]
-    return [piece for begin, end in pairwise(starts) if (piece := batch[begin:end])]
+    return [batch[begin:end] for begin, end in pairwise(starts)]
 
 
 def in_blocks(sampler: Any) -> bool:
