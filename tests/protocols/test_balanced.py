@@ -17,6 +17,7 @@ from paceline.core.orders import ApplyUpdate, Release, ShareOut
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.protocols.balanced import batches_for, busy_with, longest, shared_out, targets
+from paceline.runs.resume import check_protocol
 from paceline.scenario.scenario import Kill, Scenario, Slowdown
 from support.recorded import checked, simulated
 from support.seeds import each_seed
@@ -210,3 +211,20 @@ def test_what_can_not_be_shared_out_is_refused_in_one_line(parameters: str, said
     with pytest.raises(ConfigError) as refused:
         check_fit(choose(f"balanced:{parameters}", registry()), ["host"] * 4)
     assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("protocol", ["balanced:protocol=all-reduce", "balanced:unit=sample,max_batch=64", "balanced"])
+def test_a_run_goes_on_under_its_own_protocol(protocol: str) -> None:
+    check_protocol(Path("run"), choose(protocol, registry()), choose(protocol, registry()), 2, 2)
+
+
+@pytest.mark.parametrize(("before", "after"), [("balanced", "sync-switch"), ("sync-switch", "balanced:batches=4")])
+def test_what_another_protocol_has_kept_is_left_alone(before: str, after: str) -> None:
+    """A run may go on under another protocol if its state is in the store."""
+    earlier, later = choose(before, registry()), choose(after, registry())
+    machine = earlier.machine()
+    machine.handle(began(0, 1, work=64))
+    assert earlier.spec.memory is not None
+    kept = earlier.spec.memory(machine)
+    first = later.machine().handle(began(0, 1, work=64))
+    assert later.machine().handle(replace(began(0, 1, work=64), memory=kept)) == first

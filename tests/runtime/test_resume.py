@@ -89,6 +89,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ("flags", "said"),
     [
         (["-p", "all-reduce"], "it is a run of bsp, whose state all-reduce can't go on with"),
+        (["-p", "balanced:unit=sample,max_batch=64"], "only one of the two cuts batches into pieces; leave -p out"),
         (["--out", "elsewhere"], "leave --out out"),
         (["-p", "ddp"], "-p ddp, which can't follow it"),
         (["--seed", "4"], "its batches are in the order of seed 0, not 4; leave --seed out"),

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.core.choice import Choice, check_parameters, parameter
 from paceline.core.facts import (
@@ -155,8 +155,8 @@ class Machine:
         return (*told, *(self._shared(order, fact.at) if isinstance(order, Release) else order for order in orders))
 
     def _for_inner(self, fact: Fact) -> Fact:
-        if isinstance(fact, TrainingBegan) and fact.memory is not None:
-            return replace(fact, memory=fact.memory["inner"])
+        if isinstance(fact, TrainingBegan):
+            return replace(fact, memory=_own(fact.memory).get("inner"))
         if isinstance(fact, GradientReady) and fact.samples is None and fact.weight is None:
             return replace(fact, weight=1)  # of one batch: a worker says what several weigh
         return fact
@@ -166,11 +166,10 @@ class Machine:
         match fact:
             case TrainingBegan(members=members, memory=memory):
                 self.members = {worker: None for worker, _, _ in members}
-                if memory is not None:
-                    self.total = memory["batches"]
-                elif self.config.unit == "sample":
+                self.total = _own(memory).get("batches")
+                if self.total is None and self.config.unit == "sample":
                     self.total = PIECES * len(members)
-                elif self.config.batches != "auto":
+                elif self.total is None and self.config.batches != "auto":
                     self.total = self.config.batches
             case WorkerJoined(worker=worker):
                 self.members[worker] = None
@@ -245,6 +244,11 @@ class Machine:
         whole, least, most = (round(self.each * number) for number in (sum(counts), min(counts), max(counts)))
         code = "shares" if self.config.unit == "batch" else "shares-of-samples"
         return ShareOut(shares=tuple(shares), why=(code, whole, sum(counts) / len(counts), least, most))
+
+
+def _own(memory: Any) -> Mapping[str, Any]:
+    """Return what a run under this protocol has kept; nothing, if it was under `sync-switch` until now."""
+    return memory if memory is not None and "batches" in memory else {}
 
 
 def targets(total: int, speeds: Mapping[int, float]) -> dict[int, Fraction]:

@@ -344,6 +344,8 @@ class Machine:
     # --- facts --------------------------------------------------------------------------------------
 
     def _begin(self, fact: TrainingBegan, turn: _Turn) -> None:
+        if fact.memory is not None and "planned" not in fact.memory:  # it is of `balanced`, which the run goes on from
+            fact = replace(fact, memory=None)
         self.version, self.work, self.company, self.seed = fact.version, fact.work, len(fact.members), fact.seed
         self.hosts = {worker: host for worker, host, _ in fact.members}
         if self.config.switch_at < 1:  # of the share as it is typed: 0.1 of 30 is 3, without a rounding error

@@ -62,14 +62,19 @@ def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now:
     """Raise ConfigError if a run can't go on under this protocol, or with `now` workers."""
     name, one, other = f"--resume {run}", before.spec, choice.spec
     own, others = ([part.spec for part in whole.parts or (whole,)] for whole in (before, choice))
+    was, new = (brief(whole.spec, whole.parameters()) for whole in (before, choice))
     optimizers = {spec.optimizer for spec in own}
     kept_by = KEPT_BY[min(optimizers - {"store"}, default="store")]
     if optimizers != {spec.optimizer for spec in others}:
-        was, new = (brief(whole.spec, whole.parameters()) for whole in (before, choice))
         raise ConfigError(f"{name}: it is a run of {was}, whose state {new} can't go on with; {kept_by}")
+    if before.pieces != choice.pieces:
+        raise ConfigError(
+            f"{name}: it is a run of {was}, and only one of the two cuts batches into pieces; leave -p out"
+        )
     if optimizers == {"store"}:
         return
-    if (one, own) != (other, others):  # another protocol can't use its memory, or outer state
+    names, other_names = ([spec.name for spec in (whole, *parts)] for whole, parts in ((one, own), (other, others)))
+    if names != other_names:  # another protocol can't use its memory, or outer state
         raise ConfigError(f"{name}: it is a run of {one.name}, and {kept_by}; leave -p out")
     if workers != now:
         kept = f"under {one.name} {kept_by}"
