@@ -64,8 +64,8 @@ def test_ten_thousand_million_samples_train_from_the_first_block_on(protocol: st
     assert ended.summary["steps"] >= 40
     blocks = ended.rows("SELECT first, batches, expected FROM epochs WHERE epoch = 0 ORDER BY rowid")
     assert blocks == [(8 * number, 8, 10**10) for number in range(len(blocks))]
-    rounds = 2 * 16 // 8 if protocol == "local-sgd" else 0  # a round's batches come with its first lease
-    assert 5 <= len(blocks) <= 8 + rounds, "as far as they are needed"
+    rounds = {"local-sgd": 2 * 16 // 8, "balanced": 3 * 40 // 8}  # a round's batches come with its first lease; shares
+    assert 5 <= len(blocks) <= 8 + rounds.get(protocol, 0), "as far as they are needed"
     assert main(["check", str(ended.folder)]) == 0
 
 

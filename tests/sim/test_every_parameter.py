@@ -71,6 +71,8 @@ def comes_to_its_end_and_is_made_again(
 ) -> None:
     """Training in virtual time, and its replay. What hangs fails here, too."""
     (folder / "cluster.toml").write_text(CLUSTER.format(workers=workers, nodes=nodes))
+    if "unit=sample" in protocol:  # batches are cut into eight
+        script = script.replace("batch_size=4", "batch_size=16")
     (folder / "train.py").write_text(script)
 
     def made(name: str, command: str, of: str, *flags: str) -> Run:

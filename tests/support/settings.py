@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations, product
 from typing import Any
 
-from paceline.core.choice import Parameter, choose, declared, typed
+from paceline.core.choice import Parameter, check_fit, choose, declared, typed
 from paceline.core.machine import Spec
 from paceline.errors import ConfigError
 from paceline.protocols import registry
@@ -44,9 +44,9 @@ def values(spec: Spec) -> dict[str, list[Any]]:
 
 
 def allowed(spec: Spec, setting: Mapping[str, Any]) -> bool:
-    """Whether these values go together, with the parts that they name."""
+    """Whether these values go together, with the parts that they name and three workers."""
     try:
-        choose(typed(spec.name, setting), registry())
+        check_fit(choose(typed(spec.name, setting), registry()), ["host"] * 3)
     except ConfigError:
         return False
     return True
