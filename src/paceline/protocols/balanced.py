@@ -155,7 +155,7 @@ class Machine:
         return (*told, *(self._shared(order, fact.at) if isinstance(order, Release) else order for order in orders))
 
     def _for_inner(self, fact: Fact) -> Fact:
-        if isinstance(fact, TrainingBegan):
+        if isinstance(fact, TrainingBegan) and fact.memory is not None:
             return replace(fact, memory=_own(fact.memory).get("inner"))
         if isinstance(fact, GradientReady) and fact.samples is None and fact.weight is None:
             return replace(fact, weight=1)  # of one batch: a worker says what several weigh
