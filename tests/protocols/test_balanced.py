@@ -15,6 +15,7 @@ from paceline.core.choice import check_fit, choose
 from paceline.core.facts import TrainingBegan
 from paceline.core.orders import ApplyUpdate, Release, ShareOut
 from paceline.errors import ConfigError
+from paceline.files import read_json
 from paceline.protocols import registry
 from paceline.protocols.balanced import batches_for, busy_with, longest, shared_out, targets
 from paceline.runs.resume import check_protocol
@@ -228,3 +229,10 @@ def test_what_another_protocol_has_kept_is_left_alone(before: str, after: str) -
     kept = earlier.spec.memory(machine)
     first = later.machine().handle(began(0, 1, work=64))
     assert later.machine().handle(replace(began(0, 1, work=64), memory=kept)) == first
+
+
+def test_a_worker_that_dies_before_its_first_gradient_has_a_row_in_the_summary(tmp_path: Path) -> None:
+    scenario = Scenario(compute=1.0, events=(Kill(worker=1, at=0.5),))
+    folder = simulated(tmp_path / "run", "balanced:batches=8", scenario=scenario, workers=3, slow=None)
+    row = read_json(folder / "summary.json")["per_worker"][1]
+    assert (row["computed"], row["gradient_seconds"]) == (0, None)

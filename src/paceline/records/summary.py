@@ -350,7 +350,7 @@ class Tally:
     def _row(self, worker: int, ended: float, copied: bool, pieces: int) -> dict[str, Any]:
         share = self.shares[worker]
         times = share.times
-        each = times.steps / (share.gradients / pieces) if self.model.several else 1.0
+        each = times.steps * pieces / share.gradients if self.model.several and share.gradients else 1.0
         seconds = {
             "compute_seconds": times.compute,
             "wait_seconds": times.wait,
