@@ -30,6 +30,7 @@ REASONS = {
     "joined": "worker {0} joined at version {1}",
     "goes-on": "worker {0} goes on at version {1}",
     "any-time": "a push may start at any time",
+    "round-closed": "version {2} was made without step {1} of worker {0}",
     "half-pushed": "worker {0} {1} before its update had arrived",
 }
 """Sentences of the reasons that these machines share."""
@@ -235,6 +236,14 @@ class Roster:
         """Note and return the order that sets this alarm."""
         self.alarms[number] = None
         return SetAlarm(number=number, seconds=seconds, why=why)
+
+    def late(self, worker: int, step: int, version: int) -> DropUpdate | None:
+        """Return the order to drop the worker's gradient, if it is of an older version than that one."""
+        computed_on = self.seats[worker].version
+        if computed_on == version:
+            return None
+        why: Why = ("round-closed", worker, step, computed_on + 1)
+        return DropUpdate(worker=worker, step=step, samples="return", why=why)
 
     @staticmethod
     def half_pushed(fact: WorkerLeft, seat: WorkerProgress) -> tuple[DropUpdate, ...]:

@@ -39,7 +39,7 @@ from paceline.core.facts import (
 from paceline.core.grace import REASONS as OF_GRACE
 from paceline.core.grace import Grace, fits
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release
+from paceline.core.orders import ApplyUpdate, Hold, Order, Release
 from paceline.core.reasons import Why, awaited_of
 from paceline.core.roster import REASONS, Roster, mean_of
 
@@ -126,11 +126,8 @@ class Machine:
 
     def _late(self, worker: int, step: int) -> tuple[Order, ...]:
         """Drop this worker's gradient, and have it begin again on the newest version, if its round is closed."""
-        computed_on = self.roster.seats[worker].version
-        if computed_on == self.version:
-            return ()
-        why: Why = ("round-closed", worker, step, computed_on + 1)
-        return (DropUpdate(worker=worker, step=step, samples="return", why=why), self._release(worker, why))
+        drop = self.roster.late(worker, step, self.version)
+        return () if drop is None else (drop, self._release(worker, drop.why))
 
     def _close_round(self, at: float) -> tuple[Order, ...]:
         """Make the version if the round is over, or give the others time if it has just got enough gradients."""
@@ -215,6 +212,5 @@ SPEC = Spec(
         **OF_GRACE,
         "quorum": "version {0} has enough gradients: {1}",
         "quorum-open": "version {0} waits for {1} of {2:workers}",
-        "round-closed": "version {2} was made without step {1} of worker {0}",
     },
 )

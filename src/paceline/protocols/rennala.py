@@ -36,7 +36,7 @@ from paceline.core.facts import (
     WorkerResumed,
 )
 from paceline.core.machine import Spec
-from paceline.core.orders import ApplyUpdate, DropUpdate, Hold, Order, Release
+from paceline.core.orders import ApplyUpdate, Hold, Order, Release
 from paceline.core.reasons import Why
 from paceline.core.roster import REASONS, Roster, mean_of
 
@@ -120,11 +120,8 @@ class Machine:
 
     def _late(self, worker: int, step: int) -> tuple[Order, ...]:
         """Drop this worker's gradient, and have it begin again on the newest version, if it is of an older one."""
-        computed_on = self.roster.seats[worker].version
-        if computed_on == self.version:
-            return ()
-        why: Why = ("round-closed", worker, step, computed_on + 1)
-        return (DropUpdate(worker=worker, step=step, samples="return", why=why), self._release(worker, why))
+        drop = self.roster.late(worker, step, self.version)
+        return () if drop is None else (drop, self._release(worker, drop.why))
 
     def _make_version(self) -> tuple[Order, ...]:
         """Make the next version, if it has enough gradients, or no worker computes any more."""
@@ -196,6 +193,5 @@ SPEC = Spec(
         "collecting": "gradients that version {0} still lacks: {1}",
         "full": "it has brought {0} gradients to version {1}, and a worker brings no more",
         "round-complete": "version {0} has all its {1} gradients",
-        "round-closed": "version {2} was made without step {1} of worker {0}",
     },
 )
