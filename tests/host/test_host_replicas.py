@@ -12,6 +12,7 @@ from paceline.host import messages as host_messages
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.replicas.host_replicas import HostReplicas
 from paceline.host.version_shelf import Shelf
+from paceline.host.overlap import Computing
 from paceline.host.worker_state import WorkerState
 from paceline.transfer.item_names import fields_of
 
@@ -27,7 +28,7 @@ class Replicas:
         self.shelf = Shelf(on_emptied=lambda place: self.here.emptied(place))
         seats = {worker: WorkerState(worker, trains=True) for worker in (2, 3)}
         self.here = HostReplicas(
-            self.shelf, PLAN, self.memory, self.workers, seats, Mock(), self.carrier, self.said.append, name="b"
+            self.shelf, PLAN, self.memory, self.workers, seats, Mock(), self.carrier, self.said.append, Computing(), name="b"
         )
         self.shelf.put(Version(0), ("beginning",), PLAN.shared)
         self.here.begin({2: 0, 3: 0}, Version(0))

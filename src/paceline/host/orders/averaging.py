@@ -6,7 +6,7 @@ the same order of sums: to the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -46,6 +46,8 @@ class _Work:
     reducer: Reducer
     mine: tuple[int, ...]
     """Members whose threads make shares here."""
+    early: Collection[Update]
+    """Updates of members here that are averaged while they are computed."""
     awaited: set[int] = field(default_factory=set)
     """Of these, those whose share is not made yet."""
     sum: Summation | None = None
@@ -118,14 +120,17 @@ class Averaging(Placed[Partial | Mean]):
 
     # --- what is ordered ----------------------------------------------------------------------------
 
-    def begin(self, group: Group) -> None:
-        """Make this host's part of that average. `Averaged` is reported once the mean is here."""
+    def begin(self, group: Group, early: Collection[Update] = ()) -> None:
+        """Make this host's part of that average. `Averaged` is reported once the mean is here.
+
+        `early`: updates of members here that are still computed. See `there_is_more`.
+        """
         away = {update.worker for update in group.brought}
         members = sorted(
             worker for part in group.parts if self.is_at(part.host) for worker in part.members if worker not in away
         )
         mine = tuple(worker for worker in members if worker in self._averagers)
-        work = self._works[group.number] = _Work(group.number, self._reducer(group), mine)
+        work = self._works[group.number] = _Work(group.number, self._reducer(group), mine, early)
         work.broken = len(mine) < len(members) and not self._deaths_are_told
         for item in work.reducer.fetches():
             self._fetch(work, item)
@@ -162,6 +167,13 @@ class Averaging(Placed[Partial | Mean]):
         for item in work.reducer.needs:
             self._shelf.release(needed(item))
 
+    def there_is_more(self, update: Update) -> None:
+        """A worker here has told more of that update, which may be averaged while the worker still computes it."""
+        for work in [one for one in self._works.values() if update in one.early]:
+            if self._carrier is not None and not work.dropped:
+                self._carrier.made(Partial(work.number, self._name))
+            self._go_on(work)
+
     def is_at(self, host: str) -> bool:
         """Whether that host's part of averages is made here."""
         return self._carrier is None or host == self._name
@@ -170,15 +182,15 @@ class Averaging(Placed[Partial | Mean]):
 
     def ranges(self, item: Partial | Mean) -> list[tuple[str, int, int]]:
         """Which hosts have which bytes of that."""
-        return self._works[item.group].reducer.ranges(item)
+        return self._works[item.number].reducer.ranges(item)
 
     def place(self, item: Partial | Mean) -> int:
         """Where that is, or comes to."""
-        return self._works[item.group].reducer.place(item)
+        return self._works[item.number].reducer.place(item)
 
     def look(self, item: Partial | Mean, begin: int, end: int) -> Where:
         """Where these bytes are, which another host asks for. It may have heard of the group before this one has."""
-        work = self._works.get(item.group)
+        work = self._works.get(item.number)
         return "coming" if work is None or work.dropped else work.reducer.look(item, begin, end)
 
     # --- inside -------------------------------------------------------------------------------------
@@ -211,7 +223,7 @@ class Averaging(Placed[Partial | Mean]):
     def _order(self, work: _Work, one: Summation) -> None:
         work.awaited = set(work.mine)
         order = messages.worker.AverageShare(
-            group=work.number,
+            number=work.number,
             members=list(work.mine),
             sources=[self._plan.area(source) for source in one.sources],
             target=self._plan.area(one.target),
@@ -234,7 +246,7 @@ class Averaging(Placed[Partial | Mean]):
             self._loop.unwatch(channel)
             self._give_up(worker, f"its averager sent a message that can't be read ({error})")
             return
-        work = self._works.get(message.group)
+        work = self._works.get(message.number)
         if work is not None and worker in work.awaited:  # otherwise the share was not asked for
             work.awaited.discard(worker)
             self._go_on(work)

@@ -848,7 +848,7 @@ FromEvaluator = Evaluated | EvaluationFailed
 class AverageShare(Message):
     """Make your share of a sum or an average of these areas. See `training.averages.AreaAverages.share`."""
 
-    group: int
+    number: int
     members: list[int]
     """The workers that make shares, in this order."""
     sources: list[int]
@@ -864,7 +864,7 @@ class AverageShare(Message):
 class ShareAveraged(Message):
     """The share is made."""
 
-    group: Count
+    number: Count
 
 
 ToAverager = AverageShare
