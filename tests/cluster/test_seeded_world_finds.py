@@ -279,7 +279,7 @@ def a_partial_is_served_before_it_is_made(patch: Patch) -> None:
     look = Averaging.look
 
     def looked(self: Averaging, item: Any, *asked: int) -> Any:
-        there = isinstance(item, Partial) and item.group in self._works
+        there = isinstance(item, Partial) and item.number in self._works
         return "here" if there else look(self, item, *asked)
 
     patch.setattr(Averaging, "look", looked)

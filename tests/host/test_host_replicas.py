@@ -10,9 +10,9 @@ import pytest
 from paceline.core.items import Replica, Version
 from paceline.host import messages as host_messages
 from paceline.host.memory_plan import MemoryPlan
+from paceline.host.overlap import Computing
 from paceline.host.replicas.host_replicas import HostReplicas
 from paceline.host.version_shelf import Shelf
-from paceline.host.overlap import Computing
 from paceline.host.worker_state import WorkerState
 from paceline.transfer.item_names import fields_of
 

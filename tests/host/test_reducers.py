@@ -107,7 +107,7 @@ class Host:
         assert one is not None
         within, parts = (one.begin, one.end), len(self.own)
         for part in lots.sample(range(parts), parts):
-            self.averages.share(one.sources, one.target, one.weights, part, parts, of=one.of, within=within)
+            self.averages.share(one.sources, one.target, one.weights, part, parts, of=one.of, within=within, flags=one.flags)
         self.reducer.made(one)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.core import shards
 from paceline.ipc.messages.worker import Accumulated, Begin, Withdrawn
 from paceline.training.device import copier as copier_module
 from paceline.training.device import device_push
@@ -160,7 +161,7 @@ class Leaves(Case):
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small gradients are treated as large ones, too."""
     monkeypatch.setattr(push, "TELLS", 128)
-    monkeypatch.setattr(push, "WORTH", 128)
+    monkeypatch.setattr(shards, "LEAVES_EARLY", 128)
     monkeypatch.setattr(push, "AT_ONCE", 0)
     monkeypatch.setattr(copier_module, "BUCKET", 128)
 

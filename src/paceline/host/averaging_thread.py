@@ -42,6 +42,7 @@ def _average(channel: Channel, averages: AreaAverages, worker: int, started: thr
                 len(order.members),
                 of=order.of,
                 within=(order.begin, order.end),
+                flags=order.flags,
             )
             channel.send(messages.worker.ShareAveraged(order.number))
     except PeerLost:

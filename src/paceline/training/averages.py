@@ -72,6 +72,7 @@ class AreaAverages:
         *,
         of: int | None = None,
         within: tuple[int, int] | None = None,
+        flags: bool = True,
     ) -> None:
         """Write share `part` of `parts` of the average of the areas `sources`, summed in that order, into `target`.
 
@@ -82,7 +83,7 @@ class AreaAverages:
         parameter, the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it. What is
         encoded is decoded before. If no source has it, the target's flag is 0 and its value untouched. Buffers are
         averaged either way, as `merged` does. The first share makes buffers and flags, which go with the first bytes.
-        The flags are also made by themselves, `within` their own bytes. Raises ValueError if the target is a source.
+        Flags are also made by themselves, `within` their own bytes: then they don't go with the first ones (`flags`). Raises ValueError if the target is a source.
         """
         _check(sources, target)
         mine, of = self._share(part, parts, within), len(sources) if of is None else of
@@ -100,7 +101,7 @@ class AreaAverages:
             copies = [self._area(area).buffers for area in sources]
             for name, value in (merged(copies, "mean") if of == len(sources) else added(copies, of)).items():
                 own.buffers[name].copy_(value)
-        if mine.flags:
+        if mine.flags and flags:
             if weights is None:
                 own.present.fill_(1)
             else:

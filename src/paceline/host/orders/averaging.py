@@ -18,7 +18,7 @@ from paceline.host.events import Averaged, GivenUp
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import Placed
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.reducers import Gather, Group, Reducer, Ring, Summation, needed
+from paceline.host.orders.reducers import Gather, Group, Nothing, Reducer, Ring, Summation, needed
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End
@@ -144,6 +144,11 @@ class Averaging(Placed[Partial | Mean]):
             return Gather(group, offer)
         return Ring(group, offer, self._shelf, self._plan, None if self._carrier is None else self._name)
 
+    def decline(self, number: int) -> None:
+        """Make nothing of that average: a member here has declined its step, and the head is about to drop it."""
+        work = self._works[number] = _Work(number, Nothing(), (), (), dropped=True)
+        self._go_on(work)
+
     def make_room(self, update: Update) -> None:
         """Give that gradient of another host's worker its place, which a group about to begin keeps until its end."""
         if self._shelf.has(update):  # the head keeps the places of all workers' updates
@@ -231,6 +236,7 @@ class Averaging(Placed[Partial | Mean]):
             of=one.of,
             begin=one.begin,
             end=one.end,
+            flags=one.flags,
         )
         for worker in work.mine:
             self._averagers[worker].outbox.send(order)

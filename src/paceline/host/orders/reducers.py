@@ -77,6 +77,8 @@ class Summation(NamedTuple):
     of: int
     begin: int
     end: int
+    flags: bool = True
+    """Whether flags go with the first bytes. They may have been made before."""
 
 
 class Reducer(ABC):
@@ -124,6 +126,26 @@ class Reducer(ABC):
     def look(self, item: Partial | Mean, begin: int, end: int) -> Where:
         """Return where these bytes are, which another host asks for."""
         return "gone"
+
+
+class Nothing(Reducer):
+    """Makes nothing of an average that counts for nothing."""
+
+    needs = ()
+
+    def here(self, item: Item) -> None:
+        """See `Reducer`."""
+
+    def next(self) -> None:
+        """See `Reducer`."""
+
+    def made(self, one: Summation) -> None:
+        """See `Reducer`."""
+
+    @property
+    def complete(self) -> bool:
+        """See `Reducer`."""
+        return False
 
 
 class Gather(Reducer):
@@ -243,7 +265,8 @@ class Ring(Reducer):
         for place, (part, within) in enumerate(self._sums):
             if all(part.has(*one) for one in self._with(within)):
                 self._making = place
-                return Summation(part.sources, self._terms[part.host], part.weights, 0, *within)
+                flags = part.there is None or within == self._flags
+                return Summation(part.sources, self._terms[part.host], part.weights, 0, *within, flags)
         ready = next(filter(self._summed_all, self._slice), None)
         if ready is None:
             return None

@@ -195,6 +195,9 @@ class HostReplicas(Placed[Replica]):
         here = [part for part in order.parts if self.averaging.is_at(part.host)]
         members = tuple(worker for part in here for worker in part.members)
         self._members[order.number] = members, order.parts[0].weights is not None
+        if order.early and not all(self._shelf.has(update) for part in here for update in _updates(part)):
+            self.averaging.decline(order.number)
+            return
         target = self._shelf.put(Mean(order.number), mean_of(order.number), self._plan.shared)
         assert target is not None  # `memory_plan.REPLICAS` counts this one
         if order.parts[0].weights is not None and self._memory.offer.encoded_cuts:

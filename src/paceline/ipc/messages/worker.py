@@ -859,6 +859,8 @@ class AverageShare(Message):
     begin: int
     """The first byte that is averaged."""
     end: int
+    flags: bool = True
+    """Whether flags go with the first bytes."""
 
 
 class ShareAveraged(Message):
