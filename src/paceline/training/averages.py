@@ -83,7 +83,8 @@ class AreaAverages:
         parameter, the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it. What is
         encoded is decoded before. If no source has it, the target's flag is 0 and its value untouched. Buffers are
         averaged either way, as `merged` does. The first share makes buffers and flags, which go with the first bytes.
-        Flags are also made by themselves, `within` their own bytes: then they don't go with the first ones (`flags`). Raises ValueError if the target is a source.
+        Flags are also made by themselves, `within` their own bytes. They don't go with the first bytes then: `flags`.
+        Raises ValueError if the target is a source.
         """
         _check(sources, target)
         mine, of = self._share(part, parts, within), len(sources) if of is None else of

@@ -148,7 +148,8 @@ class Replicas:
         parts: dict[str, tuple[int, ...]] = {}
         for worker in terms:
             parts[self._host_of(worker)] = (*parts.get(self._host_of(worker), ()), worker)
-        return Group(order.what, frozenset(), terms, {worker: weight for worker, _, weight in order.contributions}, parts)
+        weights = {worker: weight for worker, _, weight in order.contributions}
+        return Group(order.what, frozenset(), terms, weights, parts)
 
     def _early(self, told: Any) -> Group:
         """What is begun early, of parts of hosts."""

@@ -222,7 +222,7 @@ class GroupAverages:
             average.lost[worker] = None
             if not average.awaited:  # all that was still awaited was its host's
                 self._end(average)
-            elif first:
+            elif first and average.work is not None:
                 self._drop_at_hosts(average.work)
 
     def _parts(self, order: Reduce) -> tuple[host_messages.GroupPart, ...]:
@@ -291,8 +291,8 @@ class GroupAverages:
         self._drop_at_hosts(work)
         self._goes_on(work)
 
-    def _drop_at_hosts(self, work: _Work | None) -> None:
-        for host in () if work is None else work.hosts:
+    def _drop_at_hosts(self, work: _Work) -> None:
+        for host in work.hosts:
             self._cluster.tell_replicas(host, host_messages.DropAverage(work.number))
 
     def _goes_on(self, work: _Work) -> None:
