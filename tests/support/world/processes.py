@@ -711,7 +711,7 @@ class Averager(Program):
             for source, term in () if void else zip(order.sources, terms, strict=True):
                 for read in dict.fromkeys([*flags, *([within] if within != IN_FRONT else [])]):
                     memory.check(memory.area(source), term, self.what, f"a term of average {order.number}", read)
-            memory.write(target, made, within)
+            memory.write(target, TORN if void else made, within)
 
 
 @dataclass(slots=True)
