@@ -462,6 +462,37 @@ def test_where_hosts_average_flags_are_told_first_and_what_has_no_gradient_with_
     assert sorted(case.told[1:]) == sorted(LEAVE)
 
 
+def test_where_hosts_average_no_bucket_is_told_with_a_gradient_that_the_script_makes_by_itself() -> None:
+    """It may do so at the last moment."""
+    case = Averaged()
+    for step in range(4):
+        case.told.clear()
+        case.backward()
+        case.model.unused.grad = torch.full((3,), float(step))
+        case.step()
+    assert case.told == [FLAGS, *LEAVE[:-1]]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_where_hosts_average_what_was_copied_and_not_told_is_pushed_as_it_is_at_the_step(
+    change: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only bucket waits for a gradient that never comes by autograd."""
+    monkeypatch.setattr(push, "TELLS", 10_000)
+    case = Averaged()
+    for step in range(6):
+        case.backward()
+        case.model.unused.grad = torch.full((3,), float(step))
+        if step % 2:
+            change(case)
+        case.step()
+        if step == 0:  # nobody had expected that one
+            assert len(case.told) == 2
+            case.told.clear()
+    assert not case.told
+    assert len(case.withdrawals) == 1
+
+
 def test_where_hosts_average_gradients_that_several_backwards_add_up_are_told_with_the_last_of_them() -> None:
     case = Averaged()
     for told in (5, 0, 5, 5):

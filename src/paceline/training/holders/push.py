@@ -322,7 +322,7 @@ class AveragedPush(OverlappedPush):
     def fill(self) -> None:
         """See `GradientPush`."""
         present = [parameter.grad is not None for parameter in self._parameters]
-        if self._says and self._tells and not all(map(self._holds, self._told)):
+        if self._tells and not all(map(self._holds, self._told)):  # also of what waits for its bucket
             self._withdraw()
             if not self._remarked:
                 self._remarked = True
@@ -335,8 +335,13 @@ class AveragedPush(OverlappedPush):
         self._plan_rest(withdrew=withdrew)
         if self._backwards and (self._backwards != self._last or present != self._flags):
             self._last, self._flags = self._backwards, present
-            self._filling = Filling(self._buckets, [number for number, made in self._last.items() if made])
+            self._filling = Filling(self._buckets, self._awaited)
         self._begin_step()
+
+    @property
+    def _awaited(self) -> set[int]:
+        """Parameters whose gradients a bucket waits for. One that the script makes by itself comes only at the step."""
+        return {*self._last, *(number for number, there in enumerate(self._flags) if there)}
 
     @torch.no_grad()
     def _begin_to_tell(self) -> None:
