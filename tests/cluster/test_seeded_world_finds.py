@@ -322,7 +322,7 @@ def an_average_that_is_made_anew_has_the_number_of_the_one_that_was_dropped(patc
 
 
 def bytes_are_summed_before_they_are_told(patch: Patch) -> None:
-    patch.setattr(GroupShare, "has", lambda self, begin, end: True)
+    patch.setattr(GroupShare, "covers", lambda self, begin, end: True)
 
 
 def bytes_are_served_before_they_are_told(patch: Patch) -> None:

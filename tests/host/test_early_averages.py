@@ -32,7 +32,7 @@ class Case:
 
     def order(self, weights: dict[int, float]) -> int | None:
         contributions = tuple((worker, self.step, weight) for worker, weight in weights.items())
-        return self.early.ordered(
+        return self.early.begun_of(
             Reduce(group=self.step, members=tuple(weights), what="gradients", contributions=contributions)
         )
 

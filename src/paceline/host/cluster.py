@@ -193,7 +193,6 @@ class Cluster:
             now,
             host_of,
             deaths_are_told=deaths_are_told,
-            pays=self._averages_early,
         )
         self.early: Early | None = None
         if carrier is not None and any(one.spec.brings_early for one in (choice, *choice.parts)):
@@ -827,7 +826,8 @@ class Cluster:
         if seat.elsewhere or self.shards:
             self.early.released(worker, step, elsewhere=seat.elsewhere)
 
-    def _averages_early(self) -> bool:
+    @property
+    def averages_early(self) -> bool:
         """Whether it pays to begin averages while workers compute: what is encoded can't be summed piece by piece."""
         offer = self.memory.offer
         return self.carrier is not None and not offer.encoded_cuts and leaves_early(offer.cuts[-1])

@@ -87,15 +87,13 @@ class GroupAverages:
         host_of: Callable[[int], str],
         *,
         deaths_are_told: bool,
-        pays: Callable[[], bool] = lambda: False,
     ) -> None:
         """For `gather` see `ShapedFetcher`.
 
         `now()` is seconds since the run's start. `host_of(worker)`: its host. Those of one host are summed first.
 
         `deaths_are_told`: whether a replay or simulation dictates which groups fail. Otherwise a member's death fails
-        its group. Replicas outlive their workers there, so the others can make its share. `pays()`: whether it pays to
-        begin an average of gradients early.
+        its group. Replicas outlive their workers there, so the others can make its share.
         """
         self.made = 0
         """Averages of replicas that have taken effect."""
@@ -107,7 +105,6 @@ class GroupAverages:
         self._now = now
         self._host_of = host_of
         self._deaths_are_told = deaths_are_told
-        self._pays = pays
         self._averages: dict[int, _Average] = {}
         """By group."""
         self._works: dict[int, _Work] = {}
@@ -130,7 +127,7 @@ class GroupAverages:
     def carry_out(self, order: Reduce) -> None:
         """Let the group average, once its members' replicas have made the steps that were ordered."""
         average = self._averages[order.group] = _Average(order, self._parts(order))
-        begun = self.early.ordered(order) if order.what == "gradients" else None
+        begun = self.early.begun_of(order) if order.what == "gradients" else None
         if begun is not None:  # what it is of is there, and no step of a replica changes that
             begun.average = average
         # the machine is about to hear of these, and they may have begun anew before the group's turn comes
@@ -276,7 +273,7 @@ class GroupAverages:
             {worker: step for worker, (step, _) in gradients.items()},
             {worker: weight for worker, (_, weight) in gradients.items()},
         )
-        return self._tell(parts, None) if len(parts) > 1 and self._pays() else None
+        return self._tell(parts, None) if len(parts) > 1 and self._cluster.averages_early else None
 
     def _counts(self, average: _Average, work: _Work) -> None:
         """What was begun early is this group's average."""

@@ -64,7 +64,7 @@ class EarlyAverages(Generic[Begun]):
         if self._steps.get(worker) == step:
             self.leaves(worker)
 
-    def ordered(self, order: Reduce) -> Begun | None:
+    def begun_of(self, order: Reduce) -> Begun | None:
         """This average of gradients is ordered. Return what was begun of it, or drop that if it is another one."""
         gradients = {worker: (step, weight) for worker, step, weight in order.contributions}
         weights = {worker: weight for worker, _, weight in order.contributions}

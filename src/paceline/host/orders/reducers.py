@@ -44,7 +44,7 @@ class GroupShare:
     there: tuple[ByteRanges, ...] | None = None
     """By member of this host: which bytes are in its source, while the member still computes. None: all are."""
 
-    def has(self, begin: int, end: int) -> bool:
+    def covers(self, begin: int, end: int) -> bool:
         """Whether these bytes are in all sources of this host."""
         return self.there is None or all(one.has(begin, end) for one in self.there)
 
@@ -263,7 +263,7 @@ class Ring(Reducer):
     def next(self) -> Summation | None:
         """See `Reducer`."""
         for place, (part, within) in enumerate(self._sums):
-            if all(part.has(*one) for one in self._with(within)):
+            if all(part.covers(*one) for one in self._with(within)):
                 self._making = place
                 flags = part.there is None or within == self._flags
                 return Summation(part.sources, self._terms[part.host], part.weights, 0, *within, flags)
