@@ -106,3 +106,11 @@ def test_copies_have_a_table_of_their_own_where_there_are_any(capsys: pytest.Cap
     ]
     assert "\nThese copies overlap the other times and add nothing to them.\n" in out
     assert "device" not in shown([50, 50], 32.0, capsys)
+
+
+def test_a_summary_names_the_protocol_without_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    def of(bound: int) -> str:
+        return shown([50], 32.0, capsys, protocol={"name": "ssp", "config": {"bound": bound}})
+
+    assert "ssp · 1 worker ·" in of(3)
+    assert "ssp:bound=4 · 1 worker ·" in of(4)

@@ -18,7 +18,7 @@ from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
 from paceline.cli.values import seconds, whole
-from paceline.core.choice import Choice, brief
+from paceline.core.choice import Choice
 from paceline.core.phrases import count
 from paceline.errors import ConfigError
 from paceline.records.summary import Target
@@ -79,7 +79,7 @@ def call(options: argparse.Namespace) -> int:
     dry_run.check_flags(options)
     plan = _plan(options)
     settings = plan.settings()
-    folder, typed = plan.folder, dict(zip(plan.choices, options.protocol, strict=True))
+    folder = plan.folder
     if options.dry_run:
         _show_plan(plan, settings, options)
         return 0
@@ -88,11 +88,11 @@ def call(options: argparse.Namespace) -> int:
         _tell(options, f"{folder}: {count(there, 'run')} of {len(places)} done already")
 
     def under_way(pace: Eta, name: str, seed: int) -> AbstractContextManager[None]:
-        return _shown(options, UnderWay(pace, f"{typed[name]}, seed {seed}"))
+        return _shown(options, UnderWay(pace, f"{name}, seed {seed}"))
 
     def made(name: str, seed: int, run: Mapping[str, Any], metric: str | None, pace: Eta | None) -> None:
         so_far = "" if pace is None or _draws(options) else f" ({pace})"
-        _tell(options, f"{typed[name]}, seed {seed}: {_came_to(run, plan.target, metric)}{so_far}")
+        _tell(options, f"{name}, seed {seed}: {_came_to(run, plan.target, metric)}{so_far}")
 
     try:
         state = carry_out(plan, state, places, under_way, made)
@@ -101,11 +101,11 @@ def call(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(state, indent=2))
     else:
-        _print(state, typed, folder)
+        _print(state, folder)
     if options.export_markdown is not None:
-        export("--export-markdown", options.export_markdown, markdown(state, typed, folder))
+        export("--export-markdown", options.export_markdown, markdown(state, folder))
     if options.export_csv is not None:
-        export("--export-csv", options.export_csv, as_csv(*numbers(state, typed)))
+        export("--export-csv", options.export_csv, as_csv(*numbers(state)))
     if shown := [folder / run["folder"] for run in state["runs"] if run["protocol"] != baseline.NAME]:
         report(shown, folder / REPORT, say)  # the baseline has no ledger
     return 0
@@ -118,9 +118,9 @@ def _plan(options: argparse.Namespace) -> Plan:
     for text in options.protocol:
         choice = chosen(text)
         check_fits(choice, job.scenario, job.workers, vars(options))
-        name = baseline.NAME if choice is None else brief(choice.spec, choice.parameters())
+        name = baseline.NAME if choice is None else choice.name
         if name in choices:
-            raise ConfigError(f"-p {text}: {choice or name} is given twice; give each protocol once")
+            raise ConfigError(f"-p {text}: {name} is given twice; give each protocol once")
         choices[name] = choice
     if options.stop_at_target and options.target is None:
         raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
@@ -196,11 +196,11 @@ def _shown(options: argparse.Namespace, under_way: UnderWay) -> Iterator[None]:
         yield
 
 
-def _print(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> None:
+def _print(state: Mapping[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    heads, rows = rows_of(state, typed)
+    heads, rows = rows_of(state)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(heads[0], overflow="fold")
     for head in heads[1:]:
@@ -210,5 +210,5 @@ def _print(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print()
     console.print(table)
-    for line in remarks(state, typed, folder):
+    for line in remarks(state, folder):
         console.print(line, markup=False, soft_wrap=True)

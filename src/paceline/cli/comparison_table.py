@@ -16,15 +16,15 @@ MEAN = {"": "mean", "_plus_minus": "plus_minus", "_low": "low", "_high": "high"}
 """The columns of a mean in CSV: the suffix of its name, and the key in `compare.json`."""
 
 
-def rows_of(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings, and a row for each protocol. `typed`: by name, each protocol as the user wrote it."""
+def rows_of(state: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings, and a row for each protocol."""
     settings, rows, metric = state["settings"], state["protocols"], state["metric"]
     never = len(settings["seeds"]) > 1 and any(row["never"] for row in rows)
     heads = ["seconds", "speed-up", *(["never"] if never else []), "samples/s", *([metric] if metric else [])]
     known = any(row.get("over_best") for row in rows)
     return ["protocol", *heads, "waiting", "stale", "max stale", *(["× best"] if known else [])], [
         [
-            typed[row["protocol"]],
+            row["protocol"],
             _written(row["seconds"], ".1f"),
             "-" if row["speed_up"] is None else f"{row['speed_up']:.2f}",
             *([f"{row['never']} of {row['runs']}"] if never else []),
@@ -39,13 +39,13 @@ def rows_of(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[st
     ]
 
 
-def markdown(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> str:
+def markdown(state: Mapping[str, Any], folder: Path) -> str:
     """Return the table with the remarks below it."""
-    heads, rows = rows_of(state, typed)
-    return as_markdown(heads, rows, heads[1:]) + "".join(f"\n{line}\n" for line in remarks(state, typed, folder))
+    heads, rows = rows_of(state)
+    return as_markdown(heads, rows, heads[1:]) + "".join(f"\n{line}\n" for line in remarks(state, folder))
 
 
-def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+def numbers(state: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the headings, and a row of numbers for each protocol. A missing number is an empty cell.
 
     A mean has four columns: itself, half its 95 % interval, and the least and the greatest value.
@@ -53,7 +53,7 @@ def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[st
     metric = state["metric"]
     rows: list[dict[str, Any]] = []
     for row in state["protocols"]:
-        cells = {"protocol": typed[row["protocol"]], **{key: row[key] for key in ("runs", "diverged", "never")}}
+        cells = {"protocol": row["protocol"], **{key: row[key] for key in ("runs", "diverged", "never")}}
         means = {
             "seconds": row["seconds"],
             "samples_per_second": row["samples_per_second"],
@@ -80,7 +80,7 @@ def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = No
     return f"{value['mean']:{form}}" + ("" if half is None else f" ± {half:{spread or form}}")
 
 
-def remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> Iterator[str]:
+def remarks(state: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """Yield the remarks below the table."""
     settings, rows = state["settings"], state["protocols"]
     if settings["target"]:
@@ -96,7 +96,7 @@ def remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) ->
         yield "× best: the run's time over that of the best method for workers this fast; paceline explain says more"
     scaled: dict[float, list[str]] = {}
     for row in rows:
-        scaled.setdefault(row["learning_rate_scale"], []).append(typed[row["protocol"]])
+        scaled.setdefault(row["learning_rate_scale"], []).append(row["protocol"])
     scaled.pop(1.0, None)
     if scaled:
         times = " and ".join(f"{factor:g} times the script's under {', '.join(of)}" for factor, of in scaled.items())
@@ -107,5 +107,5 @@ def remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) ->
         yield f"{baseline.NAME}: plain DistributedDataParallel over gloo, for comparison; {REPORT} does not have it"
     for row in rows:
         if row["diverged"]:
-            yield f"{typed[row['protocol']]}: {row['diverged']} of {count(row['runs'], 'run')} diverged"
+            yield f"{row['protocol']}: {row['diverged']} of {count(row['runs'], 'run')} diverged"
     yield f"{folder}: {COMPARISON}, {REPORT}, and a folder for each run"

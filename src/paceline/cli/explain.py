@@ -36,7 +36,7 @@ def call(options: argparse.Namespace) -> int:
         lines = sentences(found)
         told = numbers(found) if options.json else {}
     if options.json:
-        plain = {"run": str(options.run), "ended": run.ended, "protocol": str(run.choice), "lines": lines}
+        plain = {"run": str(options.run), "ended": run.ended, "protocol": run.choice.name, "lines": lines}
         print(json.dumps({**plain, **told}, indent=2))
         return 0
     if run.unended:

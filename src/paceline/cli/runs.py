@@ -15,10 +15,11 @@ from typing import Any
 from paceline.cli.columns import as_csv, as_markdown, as_text, check_exports, export
 from paceline.cli.main import Parser
 from paceline.cli.values import shortened
-from paceline.core.choice import Choice, brief, choose, typed
+from paceline.core.choice import Choice, choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.folders import STATUSES, Listed, Size, listed, runs_below, size_of
+from paceline.records.segments import name_of
 from paceline.records.summary import metric_text
 from paceline.runs import folders
 
@@ -184,14 +185,9 @@ def _row(run: Listed) -> list[str]:
 
 
 def _protocol(run: Listed) -> str:
-    """Return the protocol as it is typed, without defaults. One that is not known here keeps all parameters."""
     if run.protocol is None:
         return ""
-    try:
-        config = {key: None if value == "none" else value for key, value in (run.config or {}).items()}
-        return brief(registry()[run.protocol], config)
-    except LookupError:
-        return typed(run.protocol, run.config or {})
+    return name_of({"name": run.protocol, "config": run.config or {}}, registry())
 
 
 def _result(run: Listed) -> str:

@@ -10,13 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.core.choice import brief, choose, typed
 from paceline.core.phrases import count
 from paceline.protocols import registry
 from paceline.records.harm import harm
 from paceline.records.optimum import PARTS, over_best
 from paceline.records.reading import LEDGER
-from paceline.records.segments import Stretch
+from paceline.records.segments import Stretch, choice_of, name_of
 from paceline.records.summary import Summary, metric_text, metrics_of
 
 SHOWN = 16  # workers that a table has a line for each of
@@ -38,7 +37,7 @@ def _head(summary: Summary) -> Iterator[str]:
         yield summary["outcome"] + (f": {summary['error']}" if summary["error"] else "")
     rate = summary["samples_per_second"]
     yield (
-        f"{typed(**summary['protocol'])} · "
+        f"{name_of(summary['protocol'], registry())} · "
         + (f"{summary['compress']} · " if "compress" in summary else "")
         + f"{_strength(summary)} · {summary['wall_seconds']:.1f} s · "
         f"{summary['steps']} steps in {summary['versions']} versions · {summary['steps_per_second']:.1f} steps/s"
@@ -83,7 +82,7 @@ def _results(summary: Summary) -> Iterator[str]:
         metrics = ", ".join(f"{name} {metric_text(last[name])}" for name in metrics_of([last]))
         yield f"version {last['version']}, the last: {metrics}"
         if summary["protocol"]["name"] in registry():  # a baseline is none
-            yield from filter(None, [" ".join(harm(summary, choose(typed(**summary["protocol"]), registry())))])
+            yield from filter(None, [" ".join(harm(summary, choice_of(summary, registry())))])
     logged = summary.get("logged", {})
     for metric, values in logged.items():
         last = values["last"]
@@ -120,7 +119,7 @@ def print_comparison(summaries: Sequence[Summary]) -> None:
     for summary in summaries:
         rows, stale = summary["per_worker"], summary["staleness"]
         table.add_row(
-            brief(registry()[summary["protocol"]["name"]], summary["protocol"]["config"]),
+            name_of(summary["protocol"], registry()),
             _number(summary["steps_per_second"]),
             _number(summary["samples_per_second"]),
             _number(summary["versions"] / summary["wall_seconds"] if summary["wall_seconds"] else None),
@@ -138,7 +137,8 @@ def print_comparison(summaries: Sequence[Summary]) -> None:
     for summary in summaries:
         if summary["outcome"] != "completed":
             why = f": {summary['error']}" if summary["error"] else ""
-            console.print(f"{typed(**summary['protocol'])}: {summary['outcome']}{why}", markup=False, soft_wrap=True)
+            name = name_of(summary["protocol"], registry())
+            console.print(f"{name}: {summary['outcome']}{why}", markup=False, soft_wrap=True)
 
 
 def percentile(histogram: Mapping[str, int], share: float) -> int | None:

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline import files
-from paceline.core.choice import brief
 from paceline.core.facts import ParametersTaken
 from paceline.core.host_liveness import Fence, is_taken
 from paceline.core.phrases import workers_named
@@ -418,7 +417,7 @@ class _Agent:
         """Take part, and begin these workers."""
         self.may_come_again, self.patience = settings.any_comes_back, settings.host_timeout
         here = [worker for worker, host in settings.hosts_of_workers.items() if host == self._name]
-        protocol = brief(settings.choice.spec, settings.choice.parameters())
+        protocol = settings.choice.name
         those = f"{workers_named(here)} of {settings.workers}" if here else f"no worker of {settings.workers}"
         told = f"{those}, {protocol}, {settings.script}"
         self._say(f"joined as host {self._name}: {told}")

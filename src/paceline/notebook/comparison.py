@@ -81,9 +81,8 @@ class Comparison:
         """The comparison as a notebook shows it: the table that `paceline compare` prints."""
         from paceline.cli.comparison_table import remarks, rows_of
 
-        typed = {row["protocol"]: row["protocol"] for row in self._summary["protocols"]}
-        heads, rows = rows_of(self._summary, typed)
-        return table(repr(self).strip("<>"), heads, rows, remarks(self._summary, typed, self._folder))
+        heads, rows = rows_of(self._summary)
+        return table(repr(self).strip("<>"), heads, rows, remarks(self._summary, self._folder))
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         seconds, metric = row["seconds"], self._summary["metric"]

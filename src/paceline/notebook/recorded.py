@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.choice import brief
 from paceline.notebook.tables import Frame, as_frame, table
 from paceline.protocols import registry
 from paceline.records.ledger import connect
@@ -54,7 +53,7 @@ class Run:
         with closing(run.ledger), reading(run.folder):
             self._folder = run.folder
             self._config = dict(run.config)
-            self._brief = brief(run.choice.spec, run.choice.parameters())
+            self._protocol = run.choice.name
             self._simulated = run.simulated
             self._summary = summary_of(run)
 
@@ -238,7 +237,7 @@ class Run:
         unit = "virtual s" if self._simulated else "s"
         workers = f"{summary['workers']} worker{'' if summary['workers'] == 1 else 's'}"
         done = f"{summary['steps']} steps in {summary['wall_seconds']:.1f} {unit}"
-        return f"{self._brief}: {self.status}, {workers}, {done}"
+        return f"{self._protocol}: {self.status}, {workers}, {done}"
 
     def _table(self, columns: tuple[str, ...], name: str, order: str, kind: Frame | None) -> Any:
         with reading(self._folder), closing(connect(self._folder / LEDGER)) as ledger:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.codecs import Codec
-from paceline.core.choice import Choice, brief
+from paceline.core.choice import Choice
 from paceline.core.phrases import listed
 from paceline.errors import ConfigError
 from paceline.files import read_file, read_json
@@ -62,7 +62,7 @@ def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now:
     """Raise ConfigError if a run can't go on under this protocol, or with `now` workers."""
     name, one, other = f"--resume {run}", before.spec, choice.spec
     own, others = ([part.spec for part in whole.parts or (whole,)] for whole in (before, choice))
-    was, new = (brief(whole.spec, whole.parameters()) for whole in (before, choice))
+    was, new = before.name, choice.name
     optimizers = {spec.optimizer for spec in own}
     kept_by = KEPT_BY[min(optimizers - {"store"}, default="store")]
     if optimizers != {spec.optimizer for spec in others}:

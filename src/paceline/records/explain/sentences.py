@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
-from paceline.core.choice import brief
 from paceline.core.facts import (
     AlarmRang,
     Fact,
@@ -325,7 +324,7 @@ def _optimum(found: Findings) -> Iterator[str]:
     )
     taken = gradient_seconds(summary["per_worker"])
     assert taken is not None
-    own = brief(found.run.choice.spec, found.run.choice.parameters())
+    own = found.run.choice.name
     best = least_time(taken, int(several))
     others = {name: seconds / best for name, seconds in estimates(taken, int(several)).items() if name != own}
     (first, least), *rest = sorted(others.items(), key=lambda one: round(one[1], 2))

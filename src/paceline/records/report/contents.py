@@ -19,7 +19,6 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from paceline.core.choice import brief
 from paceline.core.facts import TrainingBegan, WorkerJoined, WorkerResumed
 from paceline.records.reading import LEDGER, RecordedRun, measure, model_of, tally_of
 from paceline.records.run_model import Moment, ResumeMark, RunModel, Stay, Switch
@@ -74,7 +73,7 @@ def labels(runs: Sequence[RecordedRun]) -> list[str]:
 
 def _brief(run: RecordedRun) -> str:
     codec = run.config.get("compress")
-    return brief(run.choice.spec, run.choice.parameters()) + (f" · {codec}" if codec else "")
+    return run.choice.name + (f" · {codec}" if codec else "")
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
