@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import dry_run
 from paceline.cli.columns import as_csv, check_exports, export
 from paceline.cli.comparison_table import REPORT, markdown, numbers, remarks, rows_of
+from paceline.cli.main import Parser
 from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
@@ -43,7 +44,17 @@ DESCRIPTION = (
 )
 
 
-def add_flags(command: argparse.ArgumentParser) -> None:
+EXAMPLES = {
+    "paceline compare -n 4 -p bsp -p ssp:bound=5 -p asp --target 'loss<=0.2' train.py": (
+        "train once under each, and say which met the target first"
+    ),
+    "paceline compare -n 4 -p bsp -p asp --seeds 3 --scenario slow.toml train.py": (
+        "three runs of each, with slow workers; three give intervals"
+    ),
+}
+
+
+def add_flags(command: Parser) -> None:
     add_common(
         command,
         protocol=None,
@@ -71,6 +82,8 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     steps = "with --dry-run and a scenario with cluster.compute: how many steps each run has data for"
     add("--steps", type=whole("--steps", 1), metavar="N", help=steps)
     add_script(command)
+    command.usage = "%(prog)s [FLAGS] -p NAME [-p NAME …] SCRIPT [ARGUMENTS]"
+    command.examples = EXAMPLES
     command.set_defaults(call=call)
 
 

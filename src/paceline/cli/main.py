@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
 
+from paceline.cli.help import Formatter, in_groups
 from paceline.core.choice import declared, nearest
 from paceline.errors import FAILED, INTERRUPTED, USAGE, ConfigError, PacelineError
 from paceline.terminal import is_read, say
@@ -45,6 +46,8 @@ class Parser(argparse.ArgumentParser):
     """By a flag that this command lacks and others have: what to write here in its place."""
     usual: str | None = None
     """The part of a command with parts that runs if none is named."""
+    examples: Mapping[str, str] | None = None
+    """By command line, what it does. A command that has some has many flags, and shows them in groups."""
     meant: Callable[[argparse.Namespace, Sequence[str], Callable[[Sequence[str]], object]], list[str]] | None = None
     """Adds the words that a recorded run has. It gets what was parsed, the words, and a parser (`cli.again`)."""
 
@@ -52,7 +55,11 @@ class Parser(argparse.ArgumentParser):
     """The words that were parsed last."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
+        super().__init__(**{"formatter_class": Formatter, **options}, allow_abbrev=False)
+
+    def format_help(self) -> str:
+        """Return the help: of a command with examples in groups, else as argparse has it."""
+        return super().format_help() if self.examples is None else in_groups(self, self.examples)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse like argparse, once the words are complete."""

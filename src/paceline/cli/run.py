@@ -70,6 +70,12 @@ FLAGS = ("-n", "--workers", "-p", "--protocol", "--scenario", "--seed", "--seeds
 
 HELP = "train a script with several workers"
 DESCRIPTION = "Train SCRIPT with several worker processes. Arguments after SCRIPT are the script's own."
+EXAMPLES = {
+    "paceline run -n 4 -p ssp:bound=5 --target 'loss<=0.2' train.py --lr 0.1": (
+        "train with four workers, and note when the target is met; --lr is SCRIPT's"
+    ),
+    "paceline run --resume runs/ssp-20261130-101500": "go on with that run from its newest snapshot",
+}
 
 
 def add_flags(command: Parser) -> None:
@@ -127,6 +133,8 @@ def add_flags(command: Parser) -> None:
     add("--drain", type=seconds("--drain"), default=10.0, metavar="S", help=drain)
     hosts.add_to(command)
     command.meant = _meant
+    command.usage = "%(prog)s [FLAGS] SCRIPT [ARGUMENTS]\n       %(prog)s [FLAGS] --resume RUN"
+    command.examples = EXAMPLES
     command.set_defaults(call=call)
 
 
