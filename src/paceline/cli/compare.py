@@ -45,7 +45,7 @@ DESCRIPTION = (
 
 
 EXAMPLES = {
-    "paceline compare -n 4 -p bsp -p ssp:bound=5 -p asp --target 'loss<=0.2' train.py": (
+    "paceline compare -p bsp -p ssp:bound=5 -p asp --target 'loss<=0.2' train.py": (
         "train once under each, and say which met the target first"
     ),
     "paceline compare -n 4 -p bsp -p asp --seeds 3 --scenario slow.toml train.py": (
