@@ -230,6 +230,7 @@ def test_seeds_protocols_and_the_target_may_change_while_no_run_is_made_again(jo
 
 def test_runs_of_another_configuration_are_not_mixed_in(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO) == 0
+    assert capsys.readouterr().err == "next: open both/report.html\n"
     assert compare(*TWO, "-n", "3", "--learning-rate-rule", "linear", script=("train.py", "-n", "4")) == 2
     late, line = capsys.readouterr().err.splitlines()
     assert late == "paceline: -n after train.py is the script's own; Paceline's flags come before the script"

@@ -19,6 +19,7 @@ from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
 from paceline.cli.values import seconds, whole
+from paceline.cli.what_next import after_comparison
 from paceline.core.choice import Choice
 from paceline.core.phrases import count
 from paceline.errors import ConfigError
@@ -121,6 +122,8 @@ def call(options: argparse.Namespace) -> int:
         export("--export-csv", options.export_csv, as_csv(*numbers(state)))
     if shown := [folder / run["folder"] for run in state["runs"] if run["protocol"] != baseline.NAME]:
         report(shown, folder / REPORT, say)  # the baseline has no ledger
+        if not options.quiet and not options.json:
+            print(after_comparison(folder / REPORT), file=sys.stderr)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +19,7 @@ from paceline.cli.again import RESUME, add_yes, recorded, say_and_ask, script_of
 from paceline.cli.again import scenario as recorded_scenario
 from paceline.cli.main import Parser
 from paceline.cli.values import above, seconds, whole
+from paceline.cli.what_next import RunEnd, after_run
 from paceline.codecs import check_codec, codec_of
 from paceline.core.choice import Choice, choose
 from paceline.core.phrases import count
@@ -29,6 +30,7 @@ from paceline.job.settings import Settings
 from paceline.launch.environment import placement
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
+from paceline.records.reading import LEDGER
 from paceline.records.segments import choice_of
 from paceline.records.snapshots import Snapshot
 from paceline.records.snapshots import whole as whole_snapshots
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
     from paceline.coordinator.rendezvous import Listen
 
 MOST_THREADS = 1024
+FAILED_SCRIPT = re.compile(r"worker (\d+) died \(exit code ")
+"""How the error of a run begins in which a worker's script failed. The summary has no other trace of which one did."""
 PATIENCE = 1.0
 """Seconds that an interrupted run waits for a reader of its summary, who may have stopped to read."""
 
@@ -345,9 +349,28 @@ def _show(summary: Summary, settings: Settings) -> int:
         from paceline.cli.table import print_summary
 
         print_summary(summary, folder)
-    if outcome in ("interrupted", "failed") and next(whole_snapshots(folder), None) is not None:
-        print(f"go on with: paceline run --resume {shlex.quote(str(folder))}", file=sys.stderr)
+    end = _end_of(summary, settings)
+    unfinished = (
+        outcome in ("interrupted", "failed") and end.can_go_on
+    )  # what a program that reads JSON would miss, too
+    if (line := after_run(end)) and (unfinished or not (settings.json or settings.quiet)):
+        print(line, file=sys.stderr)
     return EXIT_CODES[outcome]
+
+
+def _end_of(summary: Summary, settings: Settings) -> RunEnd:
+    """Return what decides what to do next. Looks for snapshots, and for what a failed script has printed."""
+    ended, log = FAILED_SCRIPT.match(summary["error"] or ""), None
+    if ended is not None:
+        log = settings.log(int(ended[1]))
+    return RunEnd(
+        outcome=summary["outcome"],
+        folder=settings.folder,
+        has_ledger=(settings.folder / LEDGER).exists(),
+        steps=summary["steps"],
+        can_go_on=next(whole_snapshots(settings.folder), None) is not None,
+        failed_log=log if log is not None and log.exists() and log.stat().st_size else None,
+    )
 
 
 def _begin_with_hash_seed(options: argparse.Namespace) -> None:

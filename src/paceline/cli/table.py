@@ -34,7 +34,8 @@ def print_summary(summary: Summary, folder: Path) -> None:
 def _head(summary: Summary) -> Iterator[str]:
     """Yield how the run ended, and how far and how fast it came."""
     if summary["outcome"] != "completed":
-        yield summary["outcome"] + (f": {summary['error']}" if summary["error"] else "")
+        early = " before the first step" if summary["outcome"] == "interrupted" and not summary["steps"] else ""
+        yield summary["outcome"] + early + (f": {summary['error']}" if summary["error"] else "")
     rate = summary["samples_per_second"]
     yield (
         f"{name_of(summary['protocol'], registry())} · "
@@ -42,7 +43,7 @@ def _head(summary: Summary) -> Iterator[str]:
         + f"{_strength(summary)} · {summary['wall_seconds']:.1f} s · "
         f"{summary['steps']} steps in {summary['versions']} versions · {summary['steps_per_second']:.1f} steps/s"
         + ("" if rate is None else f" · {rate:.0f} samples/s")
-        + (f" · {summary['samples_missed']} samples missed" if summary["samples_missed"] else "")
+        + (f" · {count(summary['samples_missed'], 'sample')} not trained on" if summary["samples_missed"] else "")
     )
     if summary["segments"] > 1:
         yield _resumed(summary["segments"], summary["undone"])
