@@ -50,7 +50,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 def test_a_notebook_s_function_is_trained_and_what_it_prints_is_streamed(page: Page) -> None:
     assert (page.run.status, page.run.summary["workers"]) == ("completed", 2)
     assert page.run.config["protocol"] == {"name": "ssp", "config": {"bound": 3}}
-    assert "ssp:bound=3 · 2 workers" in page.printed.getvalue()
+    assert "\nssp · 2 workers" in page.printed.getvalue()
 
 
 def test_tables_are_pandas_data_frames_with_every_value(page: Page) -> None:
@@ -75,6 +75,17 @@ def test_the_state_dict_is_the_last_version(page: Page) -> None:
     assert {name: value.tolist() for name, value in page.names["model"].state_dict().items()} == {
         name: value.tolist() for name, value in final.items()
     }
+
+
+def test_a_run_and_a_comparison_are_a_page_and_a_figure_with_a_curve_for_each_run(page: Page, tmp_path: Path) -> None:
+    assert "<html" in (page.run.folder / "report.html").read_text()
+    (axes,) = page.run.plot("error").axes
+    assert list(axes.lines[0].get_ydata()) == list(page.names["errors"]["error"])
+    (axes,) = page.both.plot().axes
+    assert [line.get_label() for line in axes.lines] == ["bsp", "asp"]
+    shown = page.both.report(tmp_path / "both.html")
+    assert shown.path == tmp_path / "both.html"
+    assert "iframe" in shown._repr_html_()
 
 
 def test_a_comparison_has_a_run_and_a_row_for_each_protocol(page: Page) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy
 import pytest
 
 import paceline
 from paceline.errors import ConfigError
-from paceline.notebook.flags import flags_of, parsed, words
+from paceline.notebook.flags import CompareFlags, File, RunFlags, flags_of, parsed, words
 
 NOT_FLAGS = {"train", "args", "kwargs", "flags"}
 COMMANDS: dict[str, Callable[..., Any]] = {"run": paceline.run, "compare": paceline.compare}
@@ -26,6 +27,25 @@ def test_every_listed_keyword_is_a_flag_with_the_same_default(command: str) -> N
     for name in set(listed) - NOT_FLAGS - {"protocol" if command == "compare" else ""}:
         default = flags[name].default
         assert listed[name].default == (() if default == [] else default), name
+
+
+@pytest.mark.parametrize(("command", "typed"), [("run", RunFlags), ("compare", CompareFlags)])
+def test_a_type_checker_knows_every_flag_that_is_not_listed_and_its_values(command: str, typed: Any) -> None:
+    hints, listed = get_type_hints(typed), inspect.signature(COMMANDS[command]).parameters
+    flags = {name: flag for name, flag in flags_of(command).items() if name not in listed}
+    assert hints.keys() == flags.keys()
+    for name, flag in flags.items():
+        values = {one for one in get_args(hints[name]) or (hints[name],) if one is not NoneType}
+        assert (flag.default is None) == (NoneType in get_args(hints[name])), name
+        if flag.nargs == 0:
+            assert values == {bool}, name
+        elif flag.choices is not None:
+            words = values if get_origin(hints[name]) is Literal else set(get_args(next(iter(values))))
+            assert words == set(flag.choices), name
+        elif flag.type is Path:
+            assert values == set(get_args(File)), name
+        elif flag.default is not None:
+            assert values == {type(flag.default)}, name
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import tomli_w
 
@@ -17,7 +17,7 @@ from paceline.errors import DIVERGED, FAILED, INTERRUPTED, USAGE, ConfigError, R
 from paceline.files import read_json
 from paceline.notebook.child import CommandEnd, carry_out
 from paceline.notebook.comparison import Comparison
-from paceline.notebook.flags import parsed, words
+from paceline.notebook.flags import CompareFlags, RunFlags, parsed, words
 from paceline.notebook.recorded import Run
 from paceline.protocols import registry
 from paceline.records import kept
@@ -47,7 +47,7 @@ def run(
     quiet: bool = False,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    **flags: Any,
+    **flags: Unpack[RunFlags],
 ) -> Run:
     """Train a function or a script with several workers, as `paceline run` does, and return the run.
 
@@ -130,7 +130,7 @@ def compare(
     quiet: bool = False,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    **flags: Any,
+    **flags: Unpack[CompareFlags],
 ) -> Comparison:
     """Train a function or a script under several protocols, as `paceline compare` does, and return the comparison.
 

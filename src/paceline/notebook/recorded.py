@@ -7,6 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.report import PAGE
+from paceline.notebook.page import Page
 from paceline.notebook.tables import Frame, as_frame, table
 from paceline.protocols import registry
 from paceline.records.ledger import connect
@@ -15,6 +17,7 @@ from paceline.records.reading import LEDGER, open_run, reading
 from paceline.records.summary import MOMENT, Outcome, Summary, metric_text, metrics_of
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import Tensor
 
     from paceline.records.check import Checked
@@ -186,6 +189,43 @@ class Run:
         run = open_run(self._folder, registry())
         with closing(run.ledger), reading(self._folder):
             return "\n".join(sentences(findings(run, worker, step)))
+
+    def report(self, out: str | os.PathLike[str] | None = None) -> Page:
+        """Write the page that `paceline report` writes, and return it. In a notebook it shows itself.
+
+        Args:
+            out: The file (default: `report.html` in the run's folder).
+
+        Raises:
+            ConfigError: In one line, if the file can't be written.
+
+        Example:
+            >>> paceline.Run(folder).report().path.name
+            'report.html'
+        """
+        from paceline.runs.report import report
+
+        path = self._folder / PAGE if out is None else Path(out).absolute()
+        report([self._folder], path, lambda line: None)
+        return Page(path)
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Return a Matplotlib figure of a metric over time. In a notebook it shows itself.
+
+        Needs the extra `paceline[report]`.
+
+        Args:
+            metric: What `evaluate` returns or the script logs (default: the first; without any, the steps made).
+
+        Raises:
+            ConfigError: In one line, if Matplotlib is not installed, or there is no such metric.
+
+        Example:
+            >>> run.plot("accuracy").savefig("accuracy.png")  # doctest: +SKIP
+        """
+        from paceline.runs.report import plot
+
+        return plot([self._folder], metric)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the final parameters and buffers by the script's own names, on the CPU.

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from paceline.core.choice import nearest
 from paceline.errors import ConfigError
 from paceline.files import write_whole
 from paceline.protocols import registry
@@ -15,6 +16,9 @@ from paceline.records.reading import RecordedRun, open_run, reading
 from paceline.records.report.contents import contents, labels, page
 from paceline.records.report.trace import trace
 from paceline.records.timeline import read_timeline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def report(
@@ -30,7 +34,7 @@ def report(
     line for each run that crashed. Raises ConfigError, in one line.
     """
     if pictures is not None:
-        _need_matplotlib()
+        _need_matplotlib("--png")
     with ExitStack() as stack:
         runs = [_opened(folder, stack, say) for folder in folders]
         with reading(Path(", ".join(map(str, folders)))):
@@ -43,6 +47,25 @@ def report(
     if pictures is not None:
         files.append(_pictures(told, pictures))
     return files
+
+
+def plot(folders: Sequence[Path], metric: str | None = None) -> Figure:
+    """Return a figure of this metric over the time of these runs, one curve each.
+
+    By default it is the first metric; without any, the steps that were finished. Raises ConfigError, in one line.
+    """
+    _need_matplotlib("plot()")
+    from paceline.records.report.figures import curves
+
+    with ExitStack() as stack:
+        runs = [_opened(folder, stack, lambda line: None) for folder in folders]
+        with reading(Path(", ".join(map(str, folders)))):
+            told = contents(runs)
+    known = list(dict.fromkeys(name for run in told["runs"] for name in run["metrics"]))
+    if metric is not None and metric not in known:
+        has = f"there are {', '.join(known)}" if known else "none was evaluated or logged"
+        raise ConfigError(f'metric is "{metric}", and {has}{nearest(metric, known)}')
+    return curves(told, metric or next(iter(known), None))
 
 
 def _opened(folder: Path, stack: ExitStack, say: Callable[[str], None]) -> RecordedRun:
@@ -62,12 +85,12 @@ def _trace(runs: Sequence[RecordedRun]) -> str:
     return json.dumps(trace(parts), separators=(",", ":"))
 
 
-def _need_matplotlib() -> None:
+def _need_matplotlib(what: str) -> None:
     try:
         import paceline.records.report.figures  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"--png draws with matplotlib, which is not installed ({error}): pip install 'paceline[report]'"
+            f"{what} draws with matplotlib, which is not installed ({error}): pip install 'paceline[report]'"
         ) from None
 
 

@@ -37,6 +37,15 @@ def draw(contents: Contents, folder: Path) -> list[Path]:
     return files
 
 
+def curves(contents: Contents, metric: str | None) -> Figure:
+    """Return a figure of this metric over time, with a curve for each run. None: of the steps that were finished."""
+    runs = contents["runs"]
+    points = [[(at, y) for at, _, y in run["metrics"].get(metric, [])] if metric else run["work"] for run in runs]
+    figure = Figure(figsize=SIZE, layout="constrained")
+    _curves(runs, points, SECONDS, metric or "steps finished by all workers")(figure.add_subplot())
+    return figure
+
+
 def _charts(runs: list[Contents]) -> Iterator[tuple[str, tuple[float, float], Callable[[Axes], None]]]:
     """Yield each chart's name, its size in inches, and the function that draws it."""
     for metric in dict.fromkeys(metric for run in runs for metric in run["metrics"]):
