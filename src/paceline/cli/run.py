@@ -41,6 +41,7 @@ from paceline.runs.folders import checked_folder
 from paceline.runs.resume import (
     LIMITS,
     check_isa,
+    check_limits,
     check_more,
     check_protocol,
     check_residual,
@@ -401,6 +402,7 @@ def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int | 
     limits = {key: getattr(options, key) for key in LIMITS}
     check_more(run, config, limits, tuple(options.arguments))
     snapshot, passed = snapshot_of(run)
+    check_limits(run, config, limits, snapshot.state)
     for line in passed:
         say(line)
     if not options.quiet:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 GRACE = 2.0  # seconds that scripts have to end after SIGTERM or a failure: all must be gone within 5
 GRACE_AT_CTRL_C = 30.0  # seconds that scripts have to save and test what they have, after Ctrl-C
+RETRY = 0.2  # seconds until a limit is looked at again that a resumed run has reached before its training began
 GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds
 
 OnLoss = Literal["auto", "continue", "stop"]
@@ -177,6 +178,9 @@ class Shutdown:
 
     def _reached(self, limit: str) -> None:
         if self.stopping:
+            return
+        if not self._members.trained and self._settings.resumed is not None:  # it is no failed run for a slow start
+            self._loop.after(RETRY, lambda: self._reached(limit))
             return
         if not self._members.trained:
             self.failed(f"{limit} was reached before training began")
