@@ -91,6 +91,7 @@ def add_flags(command: Parser) -> None:
 def call(options: argparse.Namespace) -> int:
     check_exports({"--export-markdown": options.export_markdown, "--export-csv": options.export_csv})
     dry_run.check_flags(options)
+    options.workers = dry_run.workers_of(options)
     plan = _plan(options)
     settings = plan.settings()
     folder = plan.folder
