@@ -50,7 +50,9 @@ from paceline.runs.resume import (
     snapshot_of,
 )
 from paceline.runs.run import (
+    MOST_THREADS,
     STARTS,
+    asked_threads,
     chosen,
     cores,
     crowd,
@@ -63,7 +65,6 @@ from paceline.terminal import is_read, say
 if TYPE_CHECKING:
     from paceline.coordinator.rendezvous import Listen
 
-MOST_THREADS = 1024
 FAILED_SCRIPT = re.compile(r"worker (\d+) died \(exit code ")
 """How the error of a run begins in which a worker's script failed. The summary has no other trace of which one did."""
 PATIENCE = 1.0
@@ -194,7 +195,7 @@ def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: 
         "--threads",
         type=whole("--threads", 1, MOST_THREADS),
         metavar="T",
-        help="threads of each worker (default: cores / workers)",
+        help="threads of each worker (default: OMP_NUM_THREADS, or cores / workers)",
     )
     accelerators = (
         "devices of workers 0, 1, … in turn: their numbers, or cpu, such as 0,1 or 0,cpu (default: all devices of each "
@@ -292,13 +293,15 @@ def call(options: argparse.Namespace) -> int:
     if announcement is None:  # else that was done before torch's store was asked
         cap(options.isa)
 
+    # An engine sets the variable for processes of its own, and each host that joins has other cores.
+    threads = None if placed is not None or hosts.machines_join(options) else asked_threads(os.environ)
     settings = _settings(
         options,
         script=script,
         choice=choice or choose("all-reduce", registry()),  # settings have a protocol; the baseline's is not looked at
         workers=workers,
         scenario=scenario,
-        threads=options.threads or max(1, cores() // workers),
+        threads=options.threads or threads or max(1, cores() // workers),
         folder=folder,
         targets=targets,
         hosts=most_hosts,

@@ -54,7 +54,8 @@ def _add_list(parts: Any) -> None:
     _add_folder(part)
     protocol = "only runs under this protocol, if it has parameters with the same ones (repeatable)"
     add("--protocol", action="append", metavar="NAME[:KEY=VALUE,…]", help=protocol)
-    add("--status", action="append", choices=STATUSES, help="only runs that came to this (repeatable)")
+    ends = f"only runs that came to this: {', '.join(STATUSES[:-1])} or {STATUSES[-1]} (repeatable)"
+    add("--status", action="append", choices=STATUSES, metavar="STATUS", help=ends)
     add("--since", metavar="WHEN", help="only runs that began since then: 2026-11-20, or 90m, 12h, 3d, 2w ago")
     add("--script", metavar="NAME", help="only runs of the script with this name or path")
     add("--json", action="store_true", help="print them as a JSON array")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.main import Parser
-from paceline.cli.run import MOST_THREADS, add_start
+from paceline.cli.run import add_start
 from paceline.cli.values import seconds, whole
 from paceline.codecs import check_codec, codec_of
 from paceline.core.choice import choose
@@ -21,7 +21,7 @@ from paceline.errors import EXIT_CODES, ConfigError
 from paceline.host import hash_seed
 from paceline.protocols import registry
 from paceline.records.summary import Summary, Target
-from paceline.runs.run import STARTS
+from paceline.runs.run import MOST_THREADS, STARTS
 from paceline.runs.script import checked_script
 from paceline.runs.series import interrupts
 from paceline.runs.simulate import Made, folders_of, in_place_of, trained
