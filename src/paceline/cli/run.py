@@ -56,6 +56,7 @@ from paceline.runs.run import (
     chosen,
     cores,
     crowd,
+    whose_workers,
 )
 from paceline.runs.script import changes, checked_script
 from paceline.scenario.scenario import MOST_WORKERS, Scenario
@@ -240,7 +241,7 @@ def call(options: argparse.Namespace) -> int:
     if options.script is None:
         raise ConfigError("the following arguments are required: SCRIPT; see paceline run --help")
     _begin_with_hash_seed(options)
-    scenario = Scenario() if options.scenario is None else load(options.scenario)
+    scenario = given_scenario = Scenario() if options.scenario is None else load(options.scenario)
     if options.resume is not None and options.config is not None:
         raise ConfigError("--resume goes on with a run, and --config makes one again; give one of them")
     announcement = None
@@ -272,6 +273,8 @@ def call(options: argparse.Namespace) -> int:
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
         say_whose(script, options.arguments)
+        if named is None and (note := whose_workers(given_scenario, options.workers)):
+            say(note)
     together = None if hosts.machines_join(options) else workers
     resumed = None if options.resume is None else _resumed(options, choice, together, script)
     if options.config is not None:

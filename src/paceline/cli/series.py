@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from paceline.cli.run import say_whose
-from paceline.runs.run import settled
+from paceline.runs.run import settled, whose_workers
 from paceline.runs.series import Job, Stopped
 from paceline.scenario.scenario import Scenario
 from paceline.scenario.scenario_file import load
@@ -16,6 +16,8 @@ def job_of(options: argparse.Namespace) -> Job:
     """What every run of a series trains, as the flags say."""
     scenario = Scenario() if options.scenario is None else load(options.scenario)
     say_whose(options.script, options.arguments)
+    if note := whose_workers(scenario, options.workers):
+        say(note)
     scenario, workers, _ = settled(scenario, options.workers)
     return Job(
         script=options.script,

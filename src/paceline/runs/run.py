@@ -50,6 +50,13 @@ def settled(scenario: Scenario, workers: int | None, hosts: int | None = None) -
     return scenario.checked_for(workers).checked_for_real_run(), workers, hosts
 
 
+def whose_workers(scenario: Scenario, workers: int | None) -> str:
+    """Return a note if -n and the scenario differ in how many workers there are; else an empty string."""
+    if workers is None or scenario.workers in (None, workers) or scenario.host_tables:
+        return ""
+    return f"-n is {workers}, and {scenario.name} says {count(scenario.workers, 'worker')}: -n counts"
+
+
 @dataclass(frozen=True, slots=True)
 class HowMany:
     """How many hosts a run has that machines join, the head included."""
