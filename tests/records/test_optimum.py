@@ -11,7 +11,7 @@ import paceline
 from paceline.cli.main import main
 from paceline.core.choice import choose
 from paceline.protocols import registry
-from paceline.records.optimum import PARTS, estimates, gradient_seconds, least_time, over_best, over_optimum
+from paceline.records.optimum import PARTS, UNKNOWN, estimates, gradient_seconds, least_time, over_best, over_optimum
 from paceline.records.summary import Summary
 from paceline.records.times import StepTimes, StepTotals
 
@@ -113,3 +113,14 @@ def test_an_explanation_names_what_would_be_faster_and_whose_gradients_were_drop
     simulated("quorum:m=3", tmp_path, seconds=100.0)
     assert main(["explain", str(tmp_path / "run")]) == 0
     assert "Gradients were dropped: 10 of 10 of worker 3." in capsys.readouterr().out
+
+
+def test_a_table_explains_a_ratio_that_is_not_known_where_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "steady.toml").write_text('[cluster]\nworkers = 2\ncompute = "100ms"\n')
+    words = ["simulate", str(tmp_path / "steady.toml"), "--steps", "20", "-p", "bsp"]
+    assert main(words) == 0
+    assert UNKNOWN not in capsys.readouterr().out
+    assert main([*words, "-p", "sync-switch"]) == 0
+    assert capsys.readouterr().out.endswith(f" -\n{UNKNOWN}\n")

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.cli.columns import as_markdown
 from paceline.core.phrases import count
 from paceline.records.comparison import COMPARISON, LEAST
+from paceline.records.optimum import UNKNOWN
 from paceline.runs import baseline
 
 REPORT = "report.html"
@@ -94,6 +95,8 @@ def remarks(state: Mapping[str, Any], folder: Path) -> Iterator[str]:
         yield f"± is half of the 95 % interval of the mean over {count(len(settings['seeds']), 'seed')} (Student's t)"
     if any(row.get("over_best") for row in rows):
         yield "× best: the run's time over that of the best method for workers this fast; paceline explain says more"
+        if not all(row.get("over_best") for row in rows):
+            yield UNKNOWN
     scaled: dict[float, list[str]] = {}
     for row in rows:
         scaled.setdefault(row["learning_rate_scale"], []).append(row["protocol"])

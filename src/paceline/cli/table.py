@@ -13,7 +13,7 @@ from rich.table import Table
 from paceline.core.phrases import count
 from paceline.protocols import registry
 from paceline.records.harm import harm
-from paceline.records.optimum import PARTS, over_best
+from paceline.records.optimum import PARTS, UNKNOWN, over_best
 from paceline.records.reading import LEDGER
 from paceline.records.segments import Stretch, choice_of, name_of
 from paceline.records.summary import Summary, metric_text, metrics_of
@@ -135,6 +135,8 @@ def print_comparison(summaries: Sequence[Summary]) -> None:
     # Without a terminal there is no width to keep to: no protocol's name is broken into lines.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print(table)
+    if None in map(over_best, summaries):
+        console.print(UNKNOWN, markup=False, soft_wrap=True)
     for summary in summaries:
         if summary["outcome"] != "completed":
             why = f": {summary['error']}" if summary["error"] else ""
