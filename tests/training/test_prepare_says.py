@@ -175,3 +175,9 @@ def test_the_advice_fits_the_case(what: str) -> None:
     line = prepared_again("/somewhere/train.py", model=model, optimizer=optimizer, steps=steps, over=over)
     assert said in line
     assert "\n" not in line
+
+
+def test_under_hydra_s_multirun_the_line_is_about_jobs() -> None:
+    line = prepared_again("train.py", model=False, optimizer=False, steps=True, over=True, multirun=True)
+    assert "under Hydra's --multirun have each job call paceline.run()" in line
+    assert "--fold" not in line

@@ -81,7 +81,13 @@ class Unprepared:
         )
 
 
-def prepared_again(script: str, *, model: bool, optimizer: bool, steps: bool, over: bool) -> str:
+MULTIRUN = ("-m", "--multirun")
+"""Hydra's flags that call a script's function once for each job, in one process."""
+
+
+def prepared_again(
+    script: str, *, model: bool, optimizer: bool, steps: bool, over: bool, multirun: bool = False
+) -> str:
     """Return the line for it.
 
     Args:
@@ -90,8 +96,14 @@ def prepared_again(script: str, *, model: bool, optimizer: bool, steps: bool, ov
         optimizer: whether the optimizer is.
         steps: whether this worker has made a step.
         over: whether it has made its last one.
+        multirun: whether Hydra's multirun calls it for each job.
     """
     called = "prepare() is called twice, and a run trains one model with one optimizer"
+    if multirun:
+        return (
+            f"{called}: under Hydra's --multirun have each job call paceline.run(), and start the script by python; "
+            "docs/habits.md shows how"
+        )
     if model and optimizer:
         return f"{called}: call it once, and go on with what it returned, in all that follows"
     if model and steps and not over:

@@ -27,7 +27,7 @@ from paceline.training.data.probe import ENDLESS, leased_passes
 from paceline.training.encoding import Encoding
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Baseline, Evaluate, Link
-from paceline.training.misuse import Unprepared, prepared_again, unjoined
+from paceline.training.misuse import MULTIRUN, Unprepared, prepared_again, unjoined
 from paceline.training.model.evaluating import check_name, end_evaluating, measure_of
 from paceline.training.model.final import install_final, tell_of_structure
 from paceline.training.model.state_dicts import STATE_DICTS
@@ -306,6 +306,7 @@ def _again(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
         optimizer=optimizer is session.context.optimizer,
         steps=session.steps > 0,
         over=session.go is None and not session.joins,
+        multirun="hydra" in sys.modules and any(word in MULTIRUN for word in sys.argv[1:]),
     )
 
 
