@@ -28,7 +28,7 @@ def call(options: argparse.Namespace) -> int:
     run, checked = checked_run(options.run)
     head, unended = str(options.run), ""
     if run is not None:
-        head = f"{options.run}: {run.choice}, {run.workers} workers{', simulated' if run.simulated else ''}"
+        head = f"{options.run}: {run.choice.name}, {run.workers} workers{', simulated' if run.simulated else ''}"
         unended = run.unended
     if options.json:
         plain = {"run": str(options.run), "ok": checked.ok, "ended": not unended, **asdict(checked)}

@@ -34,6 +34,8 @@ from paceline.records.waits import WorkerWait
 
 WORTH_SAYING = 0.05
 """A share of the time. What takes less is not mentioned."""
+NEAR = 0.15
+"""How much longer a run takes than its protocol's estimate, for that to be explained."""
 SLOWER = 1.2
 """The ratio to the others' steps from which a worker is called slow."""
 MOVED = {
@@ -326,10 +328,18 @@ def _optimum(found: Findings) -> Iterator[str]:
     assert taken is not None
     own = found.run.choice.name
     best = least_time(taken, int(several))
-    others = {name: seconds / best for name, seconds in estimates(taken, int(several)).items() if name != own}
-    (first, least), *rest = sorted(others.items(), key=lambda one: round(one[1], 2))
+    computing = {name: seconds / best for name, seconds in estimates(taken, int(several)).items()}
+    of_own = computing.pop(own, None)
+    beside = "the store, messages, cores and what the script does between steps"
+    (first, least), *rest = sorted(computing.items(), key=lambda one: round(one[1], 2))
     also = "".join(f", {name} {ratio:.1f} times" for name, ratio in rest)
-    yield f"By these workers' steps alone, {first} would take {least:.1f} times as long as the best{also}."
+    if of_own is None:
+        yield f"If these workers only computed, {first} would take {least:.1f} times as long as the best{also}."
+        yield f"The run's own figure also counts {beside}: so would theirs."
+        return
+    why = f": the rest of the {some:.1f} is {beside}" if some >= (1 + NEAR) * of_own else ""
+    yield f"If these workers only computed, {own} would take {of_own:.1f} times as long as the best{why}."
+    yield f"Counted like that, {first} would take {least:.1f} times as long{also}."
 
 
 def _what_moved(kinds: Mapping[str, MovedBytes], *, replicas: bool = True) -> str:
@@ -386,8 +396,8 @@ def _what_helps(found: Findings, phases: Mapping[str, float], total: float) -> l
             price = "staler parameters" if spec.state == "store" else "replicas that agree less"
             most = f"{others / (others - seconds):.1f} times as many steps" if others > seconds else "many more steps"
             lines += [
-                f"{' or '.join(names)} would not make the others wait for {whom}: at the very best they would do "
-                f"{most} in the same time, on {price}.",
+                f"{' or '.join(names)} would not make the others wait for {whom}. If all else took as long as it did, "
+                f"they would do at most {most} in the same time, on {price}.",
                 _prediction(found, names),
             ]
         if steady:
@@ -411,7 +421,7 @@ def _what_helps(found: Findings, phases: Mapping[str, float], total: float) -> l
 
 def _prediction(found: Findings, names: Sequence[str]) -> str:
     """Say how to predict the pace of these protocols."""
-    protocols, scenario = f"-p {found.run.choice} -p {' -p '.join(names)}", found.run.scenario
+    protocols, scenario = f"-p {found.run.choice.name} -p {' -p '.join(names)}", found.run.scenario
     if not scenario.links_hosts:
         return (
             f"paceline simulate --from {found.run.folder} {protocols} predicts the pace; only a run shows the accuracy."
