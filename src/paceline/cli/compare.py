@@ -78,7 +78,7 @@ def add_flags(command: Parser) -> None:
     add("--export-markdown", type=Path, metavar="FILE", help="also write the table to FILE, as Markdown")
     add("--export-csv", type=Path, metavar="FILE", help="also write the numbers to FILE, as CSV")
     add("--dry-run", action="store_true", help="make no run; show the runs and how long they take")
-    costs = "with --dry-run: predict from the ledger of this run, which has the same workers and scenario"
+    costs = "with --dry-run: predict from the ledger of this run, which has the same scenario, with as many workers"
     add("--from", dest="costs", type=Path, metavar="RUN", help=costs)
     steps = "with --dry-run and a scenario with cluster.compute: how many steps each run has data for"
     add("--steps", type=whole("--steps", 1), metavar="N", help=steps)
