@@ -15,7 +15,7 @@ from paceline.cli import dry_run
 from paceline.cli.columns import as_csv, check_exports, export
 from paceline.cli.comparison_table import REPORT, markdown, numbers, remarks, rows_of
 from paceline.cli.main import Parser
-from paceline.cli.run import add_common, add_script
+from paceline.cli.run import add_common, add_script, say_next
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
 from paceline.cli.values import seconds, whole
@@ -124,7 +124,7 @@ def call(options: argparse.Namespace) -> int:
     if shown := [folder / run["folder"] for run in state["runs"] if run["protocol"] != baseline.NAME]:
         report(shown, folder / REPORT, say)  # the baseline has no ledger
         if not options.quiet and not options.json:
-            print(after_comparison(folder / REPORT), file=sys.stderr)
+            say_next(after_comparison(folder / REPORT))
     return 0
 
 

@@ -361,8 +361,14 @@ def _show(summary: Summary, settings: Settings) -> int:
         outcome in ("interrupted", "failed") and end.can_go_on
     )  # what a program that reads JSON would miss, too
     if (line := after_run(end)) and (unfinished or not (settings.json or settings.quiet)):
-        print(line, file=sys.stderr)
+        say_next(line)
     return EXIT_CODES[outcome]
+
+
+def say_next(line: str) -> None:
+    """Print what to do next, unless standard error takes no more: the command has done its work."""
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _end_of(summary: Summary, settings: Settings) -> RunEnd:
