@@ -63,6 +63,7 @@ def test_report_writes_the_command_s_page_and_shows_it_in_a_frame(folder: Path, 
 
 def test_plot_is_a_figure_of_the_steps_or_of_a_metric(tmp_path: Path) -> None:
     run = paceline.Run(leased(tmp_path / "run"))
+    assert run.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     (axes,) = run.plot().axes
     assert axes.get_ylabel() == "steps finished by all workers"
     assert len(axes.lines) == 1

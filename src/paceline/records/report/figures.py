@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,20 @@ def draw(contents: Contents, folder: Path) -> list[Path]:
     return files
 
 
-def curves(contents: Contents, metric: str | None) -> Figure:
+class NotebookFigure(Figure):
+    """A figure that a notebook shows, also where nothing has imported pyplot, which would register plain figures."""
+
+    def _repr_png_(self) -> bytes:
+        with BytesIO() as file:
+            self.savefig(file, format="png")
+            return file.getvalue()
+
+
+def curves(contents: Contents, metric: str | None) -> NotebookFigure:
     """Return a figure of this metric over time, with a curve for each run. None: of the steps that were finished."""
     runs = contents["runs"]
     points = [[(at, y) for at, _, y in run["metrics"].get(metric, [])] if metric else run["work"] for run in runs]
-    figure = Figure(figsize=SIZE, layout="constrained")
+    figure = NotebookFigure(figsize=SIZE, layout="constrained")
     _curves(runs, points, SECONDS, metric or "steps finished by all workers")(figure.add_subplot())
     return figure
 
