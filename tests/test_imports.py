@@ -32,18 +32,18 @@ MAY_IMPORT = {
     "worker_process": {
         *("codecs", "core", "ipc", "net", "scenario", "store", "training", "host", "job", "launch", "files"),
     },
-    "display": {"core", "records", "host", "job", "coordinator", "terminal"},
+    "display": {"core", "ipc", "net", "records", "host", "job", "coordinator", "files", "terminal"},
     "coordinator": {
         *("core", "ipc", "net", "records", "scenario", "transfer", "host", "job", "launch"),
         *("worker_process", "display", "files"),
     },
     "runs": {
         *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "training", "transfer", "host"),
-        *("job", "launch", "worker_process", "coordinator", "files", "terminal"),
+        *("job", "launch", "worker_process", "display", "coordinator", "files", "terminal"),
     },
     "cli": {
         *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "host", "job", "launch"),
-        *("worker_process", "coordinator", "runs", "files", "terminal"),
+        *("worker_process", "display", "coordinator", "runs", "files", "terminal"),
     },
     "notebook": {
         *("core", "ipc", "protocols", "records", "scenario", "training", "host", "launch", "runs", "cli", "files"),

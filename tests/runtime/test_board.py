@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+from paceline.display.tensorboard import TensorBoard
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from paceline.cli.main import main
-from paceline.display.tensorboard import TensorBoard
 from support.launch import Launch
 from support.scripts import training
 

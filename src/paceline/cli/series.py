@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from paceline.cli.run import say_whose
+from paceline.display import trackers
 from paceline.runs.run import settled
 from paceline.runs.series import Job, Stopped
 from paceline.scenario.scenario import Scenario
@@ -17,6 +18,8 @@ def job_of(options: argparse.Namespace) -> Job:
     scenario = Scenario() if options.scenario is None else load(options.scenario)
     say_whose(options.script, options.arguments)
     scenario, workers, _ = settled(scenario, options.workers)
+    log_to = trackers.chosen(options.log_to, None)
+    trackers.check_installed(log_to)
     return Job(
         script=options.script,
         arguments=options.arguments,
@@ -27,6 +30,7 @@ def job_of(options: argparse.Namespace) -> Job:
         devices=options.devices,
         start=options.start,
         epochs=options.epochs,
+        log_to=log_to,
     )
 
 
