@@ -30,10 +30,12 @@ EVERY = 2.0
 """Seconds between two looks at how the run goes."""
 MOST = 10_000
 """Moments that may wait for one tracker. Those that come meanwhile are left out."""
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that trackers have after the run to write what is left."""
 SOON, LOOK = 2.0, 0.2
 """Seconds until the user is told what the run waits for, and between two looks at whether the user still wants that."""
+COMMAND = (sys.executable, "-P", "-m", "paceline.display.trackers.process")
+"""With -P, no file in the script's folder takes the place of a package of its name."""
 GOES_ON = "the run goes on, and its folder has all"
 STATE_OF_SERIES = (COMPARISON, "tune.json")
 """Files beside the folders of runs that belong together."""
@@ -133,8 +135,7 @@ class Feed:
         ours, theirs = pair()
         with theirs, (self._folder / f"{name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                # -P: a script's folder may have a file that is named as a package is
-                [sys.executable, "-P", "-m", "paceline.display.trackers.process", name, str(theirs.fileno())],
+                [*COMMAND, name, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -147,19 +148,7 @@ class Feed:
 
     def open(self, offer: messages.worker.Offered | None) -> None:
         """Begin the tracker's run, or go on with that of the run that is resumed."""
-        settings, folder = self._settings, self._settings.folder.absolute()
-        is_one_of_several = any((folder.parent / file).exists() for file in STATE_OF_SERIES)
-        self.send(
-            Open(
-                name=folder.name,
-                project=settings.script.stem,
-                group=folder.parent.name if is_one_of_several else None,
-                folder=str(folder),
-                script=str(settings.script),
-                parameters=figures.parameters(settings, offer),
-                before=None if settings.resumed is None else run_before(folder, self.name),
-            )
-        )
+        self.send(opening(self.name, self._settings, offer))
 
     def send(self, message: messages.Message) -> None:
         """Send the message, now or when there is room. Values that too many others wait before are left out."""
@@ -175,9 +164,7 @@ class Feed:
                 self._loop.await_room(self._channel, self._go_on)
         if len(self._waiting) >= MOST and isinstance(message, Values):
             if not self._left_out:
-                self._say(
-                    f"{self.name} is slower than the run: some values are left out there; the run's folder has all"
-                )
+                self._say(f"{self.name} is slower than the run, so some values are left out there; {GOES_ON}")
             self._left_out += len(message.values)
             return
         self._waiting.append(message)
@@ -261,3 +248,18 @@ class Feed:
         self._waiting.clear()
         if not told and not self._to_end:
             self._say(f"the process that logs to {self.name} has died; {GOES_ON}")
+
+
+def opening(name: str, settings: Settings, offer: messages.worker.Offered | None) -> Open:
+    """Return the order to begin a run of that tracker, or to go on with the one that a resumed run had there."""
+    folder = settings.folder.absolute()
+    is_one_of_several = any((folder.parent / file).exists() for file in STATE_OF_SERIES)
+    return Open(
+        name=folder.name,
+        project=settings.script.stem,
+        group=folder.parent.name if is_one_of_several else None,
+        folder=str(folder),
+        script=str(settings.script),
+        parameters=figures.parameters(settings, offer),
+        before=None if settings.resumed is None else run_before(folder, name),
+    )

@@ -38,6 +38,8 @@ def serve(channel: Channel, writer: Writer) -> None:
         pass
     except (Exception, SystemExit) as error:
         channel.send(NotOpened(_said(error)))
+        while not isinstance(channel.receive()[0], End):
+            pass  # if messages were left unread, this answer could be lost
         return
     left_out, told = 0, False
     for batch in _batches(channel):
