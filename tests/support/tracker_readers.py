@@ -39,7 +39,7 @@ def of_tensorboard(folder: Path, run: str) -> Tracked:
     for tag in events.Tags()["tensors"]:
         for one in events.Tensors(tag):
             rows = one.tensor_proto.string_val[0].decode().splitlines()[2:]
-            tables[tag].append(dict(row.strip("| ").split(" | ", 1) for row in rows))
+            tables[tag].append(dict(row[2:-2].split(" | ", 1) for row in rows))
     final = {name: values[-1][1] for name, values in series.items() if name.startswith("final/")}
     return Tracked(
         name=None,

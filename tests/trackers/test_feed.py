@@ -20,7 +20,7 @@ from paceline.job.settings import Settings
 from paceline.protocols import registry
 from paceline.records.summary import Summary, Tally
 from support.events import LONG
-from support.run_state import OFFER, SETTINGS
+from support.run_state import SETTINGS
 
 NEVER_READS = "import time; time.sleep(600)"
 DIES = "pass"
@@ -56,7 +56,7 @@ class Run:
     def goes(self, act: Callable[[Trackers], None], summary: Summary | None = None) -> None:
         with Trackers(lambda: self.gives_up) as trackers:
             trackers.start(self.settings, self.loop, self.lines.append)
-            trackers.begin(OFFER)
+            trackers.begin({})
             act(trackers)
             trackers.leave_loop()
             self.loop.close()
@@ -193,7 +193,7 @@ def test_a_full_disk_does_not_end_the_run(made: Callable[..., Run], monkeypatch:
 
 
 def begun(settings: Settings, **changed: Any) -> Any:
-    return opening("wandb", replace(settings, **changed), OFFER)
+    return opening("wandb", replace(settings, **changed), {})
 
 
 def test_a_run_of_a_comparison_is_in_a_group_of_the_comparison_s_name(tmp_path: Path) -> None:

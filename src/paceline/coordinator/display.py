@@ -10,7 +10,7 @@ from paceline.coordinator.member import WAITS, Members
 from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
 from paceline.display.trackers.feed import EVERY, Trackers
-from paceline.display.trackers.figures import Figures
+from paceline.display.trackers.figures import Figures, parameters
 from paceline.display.waits import WaitReports
 from paceline.host.cluster import Cluster
 from paceline.host.worker_output import WorkerOutput
@@ -80,7 +80,7 @@ class Display:
         self._watch.work, self._epochs, self._passes = work, offer.epochs, offer.passes
         self._watch.begin(self._clock.at())
         if self._trackers:
-            self._trackers.begin(offer)
+            self._trackers.begin(parameters(self._settings, offer))
             self._figures.look(self._clock.at())
             self._loop.after(EVERY, self._track)
 

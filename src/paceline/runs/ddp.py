@@ -41,6 +41,7 @@ from torch.utils.data import (
 from paceline.coordinator.run import make_folder, undo
 from paceline.core.agreements import How, Value, differs, result_of
 from paceline.display.trackers.feed import Trackers
+from paceline.display.trackers.figures import parameters
 from paceline.errors import ConfigError
 from paceline.ipc.loop import Loop
 from paceline.ipc.processes import (
@@ -425,7 +426,7 @@ def _track(settings: Settings, summary: Summary, interrupts: Interrupts) -> None
     with Trackers(lambda: interrupts.pending) as trackers:
         trackers.summary = summary
         trackers.start(settings, loop := Loop(), say)
-        trackers.begin(None)
+        trackers.begin(parameters(settings, protocol=NAME))
         for evaluation in summary["evaluations"]:
             named = {name: evaluation[name] for name in summaries.metrics_of([evaluation])}
             metrics = {name: math.nan if value is None else value for name, value in named.items()}

@@ -72,11 +72,11 @@ class Trackers:
             except OSError as error:
                 say(f"nothing is logged to {name} (its process can't be started: {error.strerror}); {GOES_ON}")
 
-    def begin(self, offer: messages.worker.Offered | None) -> None:
-        """Training begins, or goes on. `offer`: what the script has given `prepare`, if it is known."""
+    def begin(self, parameters: dict[str, Plain]) -> None:
+        """Training begins, or goes on, with these parameters."""
         self._began = True
         for feed in self._feeds:
-            feed.open(offer)
+            feed.open(parameters)
 
     def logged(self, worker: int, step: int, scalars: Mapping[str, float]) -> None:
         """The worker's script has logged these values in that step."""
@@ -146,9 +146,9 @@ class Feed:
         self._channel: Channel | None = Channel(ours, FromTracker, f"the process that logs to {name}")
         loop.watch(self._channel, self._hear)
 
-    def open(self, offer: messages.worker.Offered | None) -> None:
+    def open(self, parameters: dict[str, Plain]) -> None:
         """Begin the tracker's run, or go on with that of the run that is resumed."""
-        self.send(opening(self.name, self._settings, offer))
+        self.send(opening(self.name, self._settings, parameters))
 
     def send(self, message: messages.Message) -> None:
         """Send the message, now or when there is room. Values that too many others wait before are left out."""
@@ -250,7 +250,7 @@ class Feed:
             self._say(f"the process that logs to {self.name} has died; {GOES_ON}")
 
 
-def opening(name: str, settings: Settings, offer: messages.worker.Offered | None) -> Open:
+def opening(name: str, settings: Settings, parameters: dict[str, Plain]) -> Open:
     """Return the order to begin a run of that tracker, or to go on with the one that a resumed run had there."""
     folder = settings.folder.absolute()
     is_one_of_several = any((folder.parent / file).exists() for file in STATE_OF_SERIES)
@@ -260,6 +260,6 @@ def opening(name: str, settings: Settings, offer: messages.worker.Offered | None
         group=folder.parent.name if is_one_of_several else None,
         folder=str(folder),
         script=str(settings.script),
-        parameters=figures.parameters(settings, offer),
+        parameters=parameters,
         before=None if settings.resumed is None else run_before(folder, name),
     )

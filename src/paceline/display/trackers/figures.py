@@ -22,8 +22,14 @@ RESULTS = (
 """Keys of the summary that are logged as they are."""
 
 
-def parameters(settings: Settings, offer: messages.worker.Offered | None) -> dict[str, Plain]:
-    """Return what the run is made with. `offer`: what the script has given `prepare`, if that is known."""
+def parameters(
+    settings: Settings, offer: messages.worker.Offered | None = None, protocol: str | None = None
+) -> dict[str, Plain]:
+    """Return what the run is made with.
+
+    `offer`: what the script has given `prepare`, if that is known. `protocol`: the name of a baseline, if it is one.
+    """
+    choice = settings.choice
     limits = {name: getattr(settings, name) for name in ("epochs", "max_steps", "max_seconds")}
     script: dict[str, Any] = {}
     if offer is not None:
@@ -35,14 +41,14 @@ def parameters(settings: Settings, offer: messages.worker.Offered | None) -> dic
         }
     return flat(
         {
-            "protocol": {"name": settings.choice.spec.name, **settings.choice.parameters()},
+            "protocol": {"name": protocol} if protocol else {"name": choice.spec.name, **choice.parameters()},
             "workers": settings.workers,
             "hosts": settings.hosts,
             "threads": settings.threads,
             "devices": settings.devices,
             "seed": settings.seed,
             "script": str(settings.script),
-            "arguments": shlex.join(settings.arguments),
+            "arguments": shlex.join(settings.arguments) or None,
             "compress": settings.compress,
             "learning_rate_scale": settings.learning_rate_scale,
             "targets": ", ".join(target.text for target in settings.targets) or None,

@@ -59,7 +59,8 @@ class Writer:
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 
-        lines = ["| name | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())]
+        cells = [(key, str(value).replace("|", r"\|").replace("\n", " ")) for key, value in rows.items()]
+        lines = ["| name | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in cells)]
         shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
         text = TensorProto(dtype="DT_STRING", string_val=["\n".join(lines).encode()], tensor_shape=shape)
         shown_by = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
