@@ -27,14 +27,14 @@ DIES = "pass"
 WRITES = """
 import json, socket, sys, time
 from paceline.ipc.channel import Channel
-from paceline.ipc.messages.tracker import End, Opened, ToTracker, Values
+from paceline.ipc.messages.tracker import End, Log, Opened, ToTracker
 
 channel = Channel(socket.socket(fileno=int(sys.argv[2])), ToTracker, "the launcher")
 opened, _ = channel.receive()
 channel.send(Opened("7", "there"))
 steps = []
-while isinstance(message := channel.receive()[0], Values):
-    steps.append(message.step)
+while isinstance(message := channel.receive()[0], Log):
+    steps += [row.step for row in message.rows]
 with open(opened.folder + "/" + sys.argv[1], "w") as file:
     json.dump([steps, message.outcome, message.results], file)
 """
@@ -111,13 +111,15 @@ def test_a_tracker_that_does_not_read_costs_the_others_nothing_and_the_run_no_wa
     made: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "MOST", 500)
+    monkeypatch.setattr(feed, "TOGETHER", 1)
+    monkeypatch.setattr(feed, "GATHERS", 0.0)
     run = made(stuck=NEVER_READS, good=WRITES)
 
     def act(trackers: Trackers) -> None:
         for step in range(2000):
             trackers.logged(0, step, {"loss": 0.5})
             if not step % 200:
-                run.loop.wait(0.01)
+                run.loop.wait(0.0)
         run.until(lambda: any(line.startswith("logging to good") for line in run.lines))
         ended = feed.Feed.has_ended
         monkeypatch.setattr(feed.Feed, "has_ended", lambda one, within: ended(one, within) or one.name == "stuck")

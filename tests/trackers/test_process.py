@@ -10,13 +10,13 @@ from paceline.display.trackers import process
 from paceline.display.trackers.process import serve
 from paceline.errors import PeerLost
 from paceline.ipc.channel import Channel, pair
-from paceline.ipc.messages.tracker import End, FromTracker, LeftOut, NotOpened, Open, Opened, ToTracker, Values
+from paceline.ipc.messages.tracker import End, FromTracker, LeftOut, Log, NotOpened, Open, Opened, ToTracker, Values
 
 OPEN = Open("a run", "digits", None, "/runs/1", "digits.py", {}, None)
 
 
-def values(step: int) -> Values:
-    return Values("version", step, 0.0, {"accuracy": 0.5, "loss": 1.0})
+def values(*steps: int) -> Log:
+    return Log([Values("version", step, 0.0, {"accuracy": 0.5, "loss": 1.0}) for step in steps])
 
 
 class Fake:
@@ -47,7 +47,7 @@ class Fake:
             raise OSError("No space left\non the device")
 
 
-def served(tracker: Fake, *told: Open | Values | End, ends: bool = True) -> list[FromTracker]:
+def served(tracker: Fake, *told: Open | Log | End, ends: bool = True) -> list[FromTracker]:
     """What the process says if it is told that. `ends`: whether the launcher is there until the end."""
     ours, theirs = pair()
     launcher, channel = Channel(ours, FromTracker, "the tracker"), Channel(theirs, ToTracker, "the launcher")
@@ -66,10 +66,10 @@ def served(tracker: Fake, *told: Open | Values | End, ends: bool = True) -> list
     return said
 
 
-def test_what_has_come_meanwhile_is_logged_in_one_call() -> None:
+def test_what_comes_together_is_logged_in_one_call() -> None:
     tracker = Fake()
-    assert served(tracker, OPEN, values(1), values(2), values(3), End("completed", {})) == [Opened("7", "there")]
-    assert (tracker.steps, tracker.calls) == ([1, 2, 3], 1)
+    assert served(tracker, OPEN, values(1, 2), values(3), End("completed", {})) == [Opened("7", "there")]
+    assert (tracker.steps, tracker.calls) == ([1, 2, 3], 2)
     assert tracker.ended == End("completed", {})
 
 
@@ -80,8 +80,7 @@ def test_a_tracker_that_can_not_begin_is_told_in_one_line_and_gets_nothing() -> 
     assert tracker.ended is None
 
 
-def test_a_failure_is_told_once_and_the_values_that_it_costs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MOST", 1)  # each by itself
+def test_a_failure_is_told_once_and_the_values_that_it_costs_are_counted() -> None:
     tracker = Fake([2, 3])
     told = OPEN, *map(values, range(1, 6)), End("completed", {"final/steps": 5})
     assert served(tracker, *told) == [Opened("7", "there"), LeftOut("OSError: No space left on the device")]
@@ -89,7 +88,7 @@ def test_a_failure_is_told_once_and_the_values_that_it_costs_are_counted(monkeyp
     assert tracker.ended == End("completed", {"final/steps": 5, "final/values_left_out": 4})
 
 
-def test_values_that_the_launcher_has_left_out_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_the_launcher_has_left_out_are_counted_too() -> None:
     tracker = Fake([1])
     served(tracker, OPEN, values(1), End("completed", {"final/values_left_out": 10}))
     assert tracker.ended == End("completed", {"final/values_left_out": 12})

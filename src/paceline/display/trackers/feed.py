@@ -19,7 +19,7 @@ from paceline.files import write_whole
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, pair
 from paceline.ipc.loop import Loop
-from paceline.ipc.messages.tracker import End, FromTracker, LeftOut, NotOpened, Open, Opened, Plain, Values
+from paceline.ipc.messages.tracker import End, FromTracker, LeftOut, Log, NotOpened, Open, Opened, Plain, Values
 from paceline.job.settings import Settings
 from paceline.net.token import VARIABLE
 from paceline.records.comparison import COMPARISON
@@ -28,7 +28,11 @@ from paceline.terminal import say
 
 EVERY = 2.0
 """Seconds between two looks at how the run goes."""
-MOST = 10_000
+GATHERS = 0.2
+"""Seconds in which what is logged is gathered, to be sent together."""
+TOGETHER = 500
+"""Moments in one message."""
+MOST = 50_000
 """Moments that may wait for one tracker. Those that come meanwhile are left out."""
 PATIENCE = 60.0
 """Seconds that trackers have after the run to write what is left."""
@@ -48,7 +52,10 @@ class Trackers:
         """`is_given_up()`: whether the user no longer wants to wait for trackers at the end."""
         self._is_given_up = is_given_up
         self._feeds: list[Feed] = []
+        self._loop: Loop | None = None
         self._began = False
+        self._rows: list[Values] = []
+        """What is still to be sent."""
         self.summary: Summary | None = None
         """What the run has come to; None: it has failed before it came to anything."""
 
@@ -66,6 +73,7 @@ class Trackers:
 
     def start(self, settings: Settings, loop: Loop, say: Callable[[str], None]) -> None:
         """Start the trackers' processes, which take seconds to import what they need."""
+        self._loop = loop
         for name in settings.log_to:
             try:
                 self._feeds.append(Feed(name, settings, loop, say))
@@ -92,13 +100,24 @@ class Trackers:
         self._tell("updates", updates, time.time(), dict(found))
 
     def leave_loop(self) -> None:
-        """The loop ends. What has not been sent is sent at the end."""
+        """The loop ends. What there is no room for is sent at the end."""
+        self._send()
+        self._loop = None
         for feed in self._feeds:
             feed.leave_loop()
 
     def _tell(self, axis: str, step: int, at: float, values: dict[str, float]) -> None:
-        for feed in self._feeds if self._began else ():
-            feed.send(Values(axis, step, at, values))
+        if self._loop is None or not self._began or not self._feeds:
+            return
+        if not self._rows:
+            self._loop.after(GATHERS, self._send)
+        self._rows.append(Values(axis, step, at, values))
+
+    def _send(self) -> None:
+        rows, self._rows = self._rows, []
+        for first in range(0, len(rows), TOGETHER):
+            for feed in self._feeds:
+                feed.send(Log(rows[first : first + TOGETHER]))
 
     def _end(self) -> None:
         outcome = "failed" if self.summary is None else str(self.summary["outcome"])
@@ -130,6 +149,8 @@ class Feed:
         self._to_end = False
         """Whether the tracker was told that the run has ended."""
         self._waiting: deque[messages.Message] = deque()
+        self._rows = 0
+        """How many moments are in these."""
         self._folder = settings.folder / FOLDER
         self._folder.mkdir(exist_ok=True)
         ours, theirs = pair()
@@ -162,11 +183,13 @@ class Feed:
                 return
             if self._loop is not None:
                 self._loop.await_room(self._channel, self._go_on)
-        if len(self._waiting) >= MOST and isinstance(message, Values):
+        rows = message.rows if isinstance(message, Log) else []
+        if self._rows + len(rows) > MOST:
             if not self._left_out:
                 self._say(f"{self.name} is slower than the run, so some values are left out there; {GOES_ON}")
-            self._left_out += len(message.values)
+            self._left_out += sum(len(row.values) for row in rows)
             return
+        self._rows += len(rows)
         self._waiting.append(message)
 
     def leave_loop(self) -> None:
@@ -208,7 +231,8 @@ class Feed:
     def _go_on(self) -> None:
         try:
             while self._channel is not None and self._waiting and self._channel.try_to_send(self._waiting[0]):
-                self._waiting.popleft()
+                sent = self._waiting.popleft()
+                self._rows -= len(sent.rows) if isinstance(sent, Log) else 0
         except PeerLost:
             self._waiting.clear()
         if not self._waiting and self._loop is not None and self._channel is not None:

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 
@@ -19,10 +18,8 @@ from paceline.core.phrases import cut, printable
 from paceline.display.trackers.contract import Writer
 from paceline.errors import PeerLost
 from paceline.ipc.channel import Channel
-from paceline.ipc.messages.tracker import End, LeftOut, NotOpened, Open, ToTracker, Values
+from paceline.ipc.messages.tracker import End, LeftOut, Log, NotOpened, Open, ToTracker
 
-MOST = 1000
-"""Moments that are logged at once."""
 GRACE = 10.0
 """Seconds in which the tracker's run is ended after the launcher was killed."""
 CRASHED = End("crashed", {})
@@ -42,17 +39,25 @@ def serve(channel: Channel, writer: Writer) -> None:
             pass  # if messages were left unread, this answer could be lost
         return
     left_out, told = 0, False
-    for batch in _batches(channel):
-        if isinstance(batch, End):
-            _end(channel, writer, batch, left_out)
-            return
+    while isinstance(message := _next(channel), Log):
         try:
-            writer.log(batch)
+            writer.log(message.rows)
         except (Exception, SystemExit) as error:
-            left_out += sum(len(row.values) for row in batch)
+            left_out += sum(len(row.values) for row in message.rows)
             if not told:
                 told = True
                 channel.send(LeftOut(_said(error)))
+    _end(channel, writer, message, left_out)
+
+
+def _next(channel: Channel) -> Log | End:
+    """Return the next message; the end if the launcher has gone."""
+    try:
+        message: Log | End = channel.receive()[0]
+        return message
+    except PeerLost:
+        _end_soon()
+        return CRASHED
 
 
 def _end(channel: Channel, writer: Writer, order: End, left_out: int) -> None:
@@ -63,25 +68,6 @@ def _end(channel: Channel, writer: Writer, order: End, left_out: int) -> None:
         writer.end(order)
     except (Exception, SystemExit) as error:
         channel.send(LeftOut(_said(error)))
-
-
-def _batches(channel: Channel) -> Iterator[list[Values] | End]:
-    """Yield what has come so far together, and at last the end."""
-    while True:
-        rows: list[Values] = []
-        try:
-            message = channel.receive()[0]
-            while isinstance(message, Values):
-                rows.append(message)
-                more = channel.receive_now() if len(rows) < MOST else None
-                message = None if more is None else more[0]
-        except PeerLost:
-            message = CRASHED
-            _end_soon()
-        if rows:
-            yield rows
-        if message is not None:
-            yield message
 
 
 def _end_soon() -> None:

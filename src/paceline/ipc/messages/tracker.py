@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from paceline.ipc.endpoint import Message, Word
 
 Plain = bool | int | float | str
@@ -24,7 +26,7 @@ class Open(Message):
     """The tracker's run to go on with; None: begin one."""
 
 
-class Values(Message):
+class Values(msgspec.Struct, array_like=True):
     """These values belong to one moment."""
 
     axis: str
@@ -35,6 +37,12 @@ class Values(Message):
     values: dict[str, float]
 
 
+class Log(Message):
+    """Log these values."""
+
+    rows: list[Values]
+
+
 class End(Message):
     """End the tracker's run: it has come to this."""
 
@@ -43,7 +51,7 @@ class End(Message):
     results: dict[str, Plain]
 
 
-ToTracker = Open | Values | End
+ToTracker = Open | Log | End
 
 
 class Opened(Message):
