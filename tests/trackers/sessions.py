@@ -8,6 +8,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+from paceline.display.trackers import TRACKERS
 from paceline.ipc.messages.tracker import End, Open, Values
 from support.tracker_readers import READERS
 
@@ -17,10 +18,10 @@ AT = 1_700_000_000.0
 
 
 def main() -> None:
-    tracker = import_module(f"paceline.display.trackers.{NAME}")
+    tracker = getattr(import_module(f"paceline.display.trackers.{NAME}"), TRACKERS[NAME])
     order = Open("ssp-1", "digits", "compare-1", str(FOLDER), "digits.py", PARAMETERS, None)
 
-    first = tracker.Writer()
+    first = tracker()
     opened = first.open(order)
     first.log(
         [
@@ -35,7 +36,7 @@ def main() -> None:
     after_first = READERS[NAME](FOLDER, opened.run)
 
     time.sleep(1.1)  # wandb names an offline folder by the second in which it was begun
-    again = tracker.Writer()
+    again = tracker()
     reopened = again.open(
         Open(
             "ssp-1", "digits", None, str(FOLDER), "digits.py", PARAMETERS | {"workers": 4, "resumes": "no"}, opened.run
@@ -45,7 +46,7 @@ def main() -> None:
     again.end(End("diverged", {"final/steps": 1300, "final/error": "it is NaN"}))
     after_again = READERS[NAME](FOLDER, opened.run)
 
-    other = tracker.Writer()
+    other = tracker()
     alone = other.open(Open("ssp-2", "digits", None, str(FOLDER / "other"), "digits.py", {}, None))
     other.end(End("interrupted", {}))
     last = READERS[NAME](FOLDER, alone.run)

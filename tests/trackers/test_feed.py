@@ -27,11 +27,11 @@ DIES = "pass"
 WRITES = """
 import json, socket, sys, time
 from paceline.ipc.channel import Channel
-from paceline.ipc.messages.tracker import End, Log, Opened, ToTracker
+from paceline.ipc.messages.tracker import End, Log, RunOpened, ToTracker
 
 channel = Channel(socket.socket(fileno=int(sys.argv[2])), ToTracker, "the launcher")
 opened, _ = channel.receive()
-channel.send(Opened("7", "there"))
+channel.send(RunOpened("7", "there"))
 steps = []
 while isinstance(message := channel.receive()[0], Log):
     steps += [row.step for row in message.rows]
@@ -55,10 +55,9 @@ class Run:
 
     def goes(self, act: Callable[[Trackers], None], summary: Summary | None = None) -> None:
         with Trackers(lambda: self.gives_up) as trackers:
-            trackers.start(self.settings, self.loop, self.lines.append)
-            trackers.begin({})
-            act(trackers)
-            trackers.leave_loop()
+            with trackers.started(self.settings, self.loop, self.lines.append):
+                trackers.begin({})
+                act(trackers)
             self.loop.close()
             trackers.summary = summary
 

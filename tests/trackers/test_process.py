@@ -10,7 +10,17 @@ from paceline.display.trackers import process
 from paceline.display.trackers.process import serve
 from paceline.errors import PeerLost
 from paceline.ipc.channel import Channel, pair
-from paceline.ipc.messages.tracker import End, FromTracker, LeftOut, Log, NotOpened, Open, Opened, ToTracker, Values
+from paceline.ipc.messages.tracker import (
+    End,
+    FromTracker,
+    Log,
+    Open,
+    RunOpened,
+    RunRefused,
+    ToTracker,
+    Values,
+    ValuesLeftOut,
+)
 
 OPEN = Open("a run", "digits", None, "/runs/1", "digits.py", {}, None)
 
@@ -28,9 +38,9 @@ class Fake:
         self.calls = 0
         self.ended: End | None = None
 
-    def open(self, order: Open) -> Opened:
+    def open(self, order: Open) -> RunOpened:
         self.refuse_if("open")
-        return Opened("7", "there")
+        return RunOpened("7", "there")
 
     def log(self, rows: Sequence[Values]) -> None:
         self.calls += 1
@@ -68,14 +78,16 @@ def served(tracker: Fake, *told: Open | Log | End, ends: bool = True) -> list[Fr
 
 def test_what_comes_together_is_logged_in_one_call() -> None:
     tracker = Fake()
-    assert served(tracker, OPEN, values(1, 2), values(3), End("completed", {})) == [Opened("7", "there")]
+    assert served(tracker, OPEN, values(1, 2), values(3), End("completed", {})) == [RunOpened("7", "there")]
     assert (tracker.steps, tracker.calls) == ([1, 2, 3], 2)
     assert tracker.ended == End("completed", {})
 
 
 def test_a_tracker_that_can_not_begin_is_told_in_one_line_and_gets_nothing() -> None:
     tracker = Fake(["open"])
-    assert served(tracker, OPEN, values(1), End("completed", {})) == [NotOpened("OSError: No space left on the device")]
+    assert served(tracker, OPEN, values(1), End("completed", {})) == [
+        RunRefused("OSError: No space left on the device")
+    ]
     assert tracker.steps == []
     assert tracker.ended is None
 
@@ -83,7 +95,7 @@ def test_a_tracker_that_can_not_begin_is_told_in_one_line_and_gets_nothing() -> 
 def test_a_failure_is_told_once_and_the_values_that_it_costs_are_counted() -> None:
     tracker = Fake([2, 3])
     told = OPEN, *map(values, range(1, 6)), End("completed", {"final/steps": 5})
-    assert served(tracker, *told) == [Opened("7", "there"), LeftOut("OSError: No space left on the device")]
+    assert served(tracker, *told) == [RunOpened("7", "there"), ValuesLeftOut("OSError: No space left on the device")]
     assert tracker.steps == [1, 4, 5]  # it is tried again
     assert tracker.ended == End("completed", {"final/steps": 5, "final/values_left_out": 4})
 
@@ -96,7 +108,7 @@ def test_values_that_the_launcher_has_left_out_are_counted_too() -> None:
 
 def test_a_tracker_that_fails_at_the_end_is_told() -> None:
     said = served(Fake(["end"]), OPEN, End("completed", {}))
-    assert said[1:] == [LeftOut("OSError: No space left on the device")]
+    assert said[1:] == [ValuesLeftOut("OSError: No space left on the device")]
 
 
 def test_if_the_launcher_is_killed_the_tracker_s_run_ends_as_crashed(monkeypatch: pytest.MonkeyPatch) -> None:

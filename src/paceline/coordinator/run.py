@@ -146,9 +146,10 @@ def _coordinated(
             with _journal(settings) as journal:
                 fork = partial(fork_workers, settings=settings, zygote=zygote, folders=shared, pipes=settings.shows)
                 workers = Workers(loop, output, fork)
-                coordinator = _coordinate(
-                    settings, interrupts, workers, journal, loop, output, others, direct, trackers
-                )
+                with trackers.started(settings, loop, output.say):
+                    coordinator = _coordinate(
+                        settings, interrupts, workers, journal, loop, output, others, direct, trackers
+                    )
                 shutdown = coordinator.run_state.shutdown
                 if others is not None:
                     journal.moved(others.cpu_seconds)
@@ -310,8 +311,7 @@ def _coordinate(
     direct: Direct | None,
     trackers: Trackers,
 ) -> Coordinator:
-    trackers.start(settings, loop, output.say)
-    strangers = children()  # and the trackers' processes, which end later
+    strangers = children()
     adopt_orphans()
     run_state = None
     try:
@@ -353,7 +353,6 @@ def _coordinate(
         return coordinator
     finally:
         workers.end_all()
-        trackers.leave_loop()
         if run_state is not None:
             run_state.close()
         workers.await_all()

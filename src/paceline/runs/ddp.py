@@ -425,14 +425,14 @@ def _track(settings: Settings, summary: Summary, interrupts: Interrupts) -> None
     """Tell trackers what the run came to. While it went, nobody but the workers knew."""
     with Trackers(lambda: interrupts.pending) as trackers:
         trackers.summary = summary
-        trackers.start(settings, loop := Loop(), say)
-        trackers.begin(parameters(settings, protocol=NAME))
-        for evaluation in summary["evaluations"]:
-            named = {name: evaluation[name] for name in summaries.metrics_of([evaluation])}
-            metrics = {name: math.nan if value is None else value for name, value in named.items()}
-            ago = summary["wall_seconds"] - evaluation["at_seconds"]
-            trackers.evaluated(evaluation["version"], ago, metrics)
-        trackers.leave_loop()
+        loop = Loop()
+        with trackers.started(settings, loop, say):
+            trackers.begin(parameters(settings, protocol=NAME))
+            for evaluation in summary["evaluations"]:
+                named = {name: evaluation[name] for name in summaries.metrics_of([evaluation])}
+                metrics = {name: math.nan if value is None else value for name, value in named.items()}
+                ago = summary["wall_seconds"] - evaluation["at_seconds"]
+                trackers.evaluated(evaluation["version"], ago, metrics)
         loop.close()
 
 

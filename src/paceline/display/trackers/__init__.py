@@ -2,8 +2,8 @@
 
 | file | what is in it |
 |---|---|
-| `tensorboard.py`, `wandb.py`, `mlflow.py` | one tracker each: a class `Writer`, and `needs()` |
-| `contract.py` | what a `Writer` must do |
+| `tensorboard.py`, `wandb.py`, `mlflow.py` | one tracker each: its class, and `needs()` |
+| `contract.py` | what each of them must do |
 | `figures.py` | what of a run is logged |
 | `feed.py` | the launcher's side: it tells each tracker's process what there is |
 | `process.py` | the process that calls one tracker's library |
@@ -23,7 +23,8 @@ from paceline.core.choice import nearest
 from paceline.errors import ConfigError
 from paceline.files import read_json
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
+TRACKERS = {"tensorboard": "TensorBoard", "wandb": "Wandb", "mlflow": "MLflow"}
+"""By name: the tracker's class, in the module of that name."""
 NONE = "none"
 FOLDER = "trackers"
 """The folder in the run's folder with a file for each tracker that says which of the tracker's runs it is."""
@@ -43,8 +44,8 @@ def parsed(text: str) -> list[str]:
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(
-                f'--log-to has "{name}"{nearest(name, TRACKERS)}; it takes {", ".join(TRACKERS)}, with commas between '
-                f"them, or {NONE}"
+                f'--log-to has "{name}"{nearest(name, list(TRACKERS))}; it takes {", ".join(TRACKERS)}, with commas '
+                f"between them, or {NONE}"
             )
     return names
 

@@ -1,20 +1,20 @@
-"""What each tracker's `Writer` must do, and what they share."""
+"""What each tracker must do, and what they share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from paceline.ipc.messages.tracker import End, Open, Opened, Plain, Values
+from paceline.ipc.messages.tracker import End, Open, Plain, RunOpened, Values
 
 
-class Writer(Protocol):
+class Tracker(Protocol):
     """Writes one run to one tracker. One thread calls it: `open`, then `log` any number of times, then `end`.
 
     Each call may take as long as it likes, and raise anything.
     """
 
-    def open(self, order: Open) -> Opened:
+    def open(self, order: Open) -> RunOpened:
         """Begin a run, or go on with `order.before`. Write the parameters."""
         ...
 

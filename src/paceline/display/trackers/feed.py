@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,17 @@ from paceline.files import write_whole
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, pair
 from paceline.ipc.loop import Loop
-from paceline.ipc.messages.tracker import End, FromTracker, LeftOut, Log, NotOpened, Open, Opened, Plain, Values
+from paceline.ipc.messages.tracker import (
+    End,
+    FromTracker,
+    Log,
+    Open,
+    Plain,
+    RunOpened,
+    RunRefused,
+    Values,
+    ValuesLeftOut,
+)
 from paceline.job.settings import Settings
 from paceline.net.token import VARIABLE
 from paceline.records.comparison import COMPARISON
@@ -71,14 +82,22 @@ class Trackers:
     ) -> None:
         self._end()
 
-    def start(self, settings: Settings, loop: Loop, say: Callable[[str], None]) -> None:
-        """Start the trackers' processes, which take seconds to import what they need."""
+    @contextmanager
+    def started(self, settings: Settings, loop: Loop, say: Callable[[str], None]) -> Iterator[None]:
+        """Start the trackers' processes. In the block the loop is there, and what is logged is sent."""
         self._loop = loop
         for name in settings.log_to:
             try:
                 self._feeds.append(Feed(name, settings, loop, say))
             except OSError as error:
                 say(f"nothing is logged to {name} (its process can't be started: {error.strerror}); {GOES_ON}")
+        try:
+            yield
+        finally:
+            self._send()
+            self._loop = None
+            for feed in self._feeds:
+                feed.leave_loop()
 
     def begin(self, parameters: dict[str, Plain]) -> None:
         """Training begins, or goes on, with these parameters."""
@@ -98,13 +117,6 @@ class Trackers:
     def went(self, updates: int, found: Mapping[str, float]) -> None:
         """These figures say how the run goes. So many updates are in the model."""
         self._tell("updates", updates, time.time(), dict(found))
-
-    def leave_loop(self) -> None:
-        """The loop ends. What there is no room for is sent at the end."""
-        self._send()
-        self._loop = None
-        for feed in self._feeds:
-            feed.leave_loop()
 
     def _tell(self, axis: str, step: int, at: float, values: dict[str, float]) -> None:
         if self._loop is None or not self._began or not self._feeds:
@@ -246,15 +258,15 @@ class Feed:
             self._lose()
             return
         match message:
-            case Opened():
+            case RunOpened():
                 self._opened(message)
-            case NotOpened(error=error):
+            case RunRefused(error=error):
                 self._say(f"nothing is logged to {self.name} ({error}); {GOES_ON}")
                 self._lose(told=True)
-            case LeftOut(error=error):
+            case ValuesLeftOut(error=error):
                 self._say(f"{self.name} does not take what is logged ({error}); {GOES_ON}")
 
-    def _opened(self, message: Opened) -> None:
+    def _opened(self, message: RunOpened) -> None:
         if not self._settings.quiet:
             self._say(f"logging to {self.name}: {message.where}")
         file = record_of(self._settings.folder, self.name)

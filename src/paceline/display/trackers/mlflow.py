@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
-from paceline.ipc.messages.tracker import End, Open, Opened, Values
+from paceline.ipc.messages.tracker import End, Open, RunOpened, Values
 
 STATES = {"completed": "FINISHED", "interrupted": "KILLED"}
 """By outcome. All others have failed."""
@@ -22,10 +22,10 @@ def needs(environ: Mapping[str, str]) -> Sequence[str]:
     return ("mlflow", "sqlalchemy", "alembic") if kept_in.startswith(SQL) else ("mlflow",)
 
 
-class Writer:
-    """See `contract.Writer`."""
+class MLflow:
+    """See `contract.Tracker`."""
 
-    def open(self, order: Open) -> Opened:
+    def open(self, order: Open) -> RunOpened:
         """Without MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID the experiment has the script's name."""
         from mlflow.tracking import MlflowClient
 
@@ -47,7 +47,7 @@ class Writer:
         kept_in = self._client.tracking_uri
         page = f"/#/experiments/{run.info.experiment_id}/runs/{self._run}"
         where = f"{kept_in}{page}" if kept_in.startswith("http") else f"{kept_in}, run {self._run}"
-        return Opened(self._run, where)
+        return RunOpened(self._run, where)
 
     def log(self, rows: Sequence[Values]) -> None:
         """Each value has its own step, which means what its axis says."""

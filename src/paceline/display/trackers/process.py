@@ -15,39 +15,40 @@ from contextlib import suppress
 from importlib import import_module
 
 from paceline.core.phrases import cut, printable
-from paceline.display.trackers.contract import Writer
+from paceline.display.trackers import TRACKERS
+from paceline.display.trackers.contract import Tracker
 from paceline.errors import PeerLost
 from paceline.ipc.channel import Channel
-from paceline.ipc.messages.tracker import End, LeftOut, Log, NotOpened, Open, ToTracker
+from paceline.ipc.messages.tracker import End, Log, Open, RunRefused, ToTracker, ValuesLeftOut
 
 GRACE = 10.0
 """Seconds in which the tracker's run is ended after the launcher was killed."""
 CRASHED = End("crashed", {})
 
 
-def serve(channel: Channel, writer: Writer) -> None:
+def serve(channel: Channel, tracker: Tracker) -> None:
     """Log what comes over the channel, and end the tracker's run with the last message, or once the launcher ends."""
     order, _ = channel.receive()
     assert isinstance(order, Open)
     try:
-        channel.send(writer.open(order))
+        channel.send(tracker.open(order))
     except PeerLost:
         pass
     except (Exception, SystemExit) as error:
-        channel.send(NotOpened(_said(error)))
+        channel.send(RunRefused(_said(error)))
         while not isinstance(channel.receive()[0], End):
             pass  # if messages were left unread, this answer could be lost
         return
     left_out, told = 0, False
     while isinstance(message := _next(channel), Log):
         try:
-            writer.log(message.rows)
+            tracker.log(message.rows)
         except (Exception, SystemExit) as error:
             left_out += sum(len(row.values) for row in message.rows)
             if not told:
                 told = True
-                channel.send(LeftOut(_said(error)))
-    _end(channel, writer, message, left_out)
+                channel.send(ValuesLeftOut(_said(error)))
+    _end(channel, tracker, message, left_out)
 
 
 def _next(channel: Channel) -> Log | End:
@@ -60,14 +61,14 @@ def _next(channel: Channel) -> Log | End:
         return CRASHED
 
 
-def _end(channel: Channel, writer: Writer, order: End, left_out: int) -> None:
+def _end(channel: Channel, tracker: Tracker, order: End, left_out: int) -> None:
     left_out += int(order.results.get("final/values_left_out", 0))
     if left_out:
         order.results["final/values_left_out"] = left_out
     try:
-        writer.end(order)
+        tracker.end(order)
     except (Exception, SystemExit) as error:
-        channel.send(LeftOut(_said(error)))
+        channel.send(ValuesLeftOut(_said(error)))
 
 
 def _end_soon() -> None:
@@ -86,12 +87,12 @@ def main(name: str, descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor), ToTracker, "the launcher")
-    tracker = import_module(f"paceline.display.trackers.{name}")
-    for package in tracker.needs(os.environ):  # meanwhile the scripts begin
+    module = import_module(f"paceline.display.trackers.{name}")
+    for package in module.needs(os.environ):  # meanwhile the scripts begin
         with suppress(Exception):  # `open` will say it
             import_module(package)
     try:
-        serve(channel, tracker.Writer())
+        serve(channel, getattr(module, TRACKERS[name])())
     except PeerLost:  # it needs no answer
         return
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.ipc.messages.tracker import End, Open, Opened, Plain, Values
+from paceline.ipc.messages.tracker import End, Open, Plain, RunOpened, Values
 
 FOLDER = "tensorboard"
 
@@ -17,10 +17,10 @@ def needs(environ: Mapping[str, str]) -> Sequence[str]:
     return ("tensorboard",)
 
 
-class Writer:
-    """See `contract.Writer`. It does without torch's own writer, since importing torch takes seconds."""
+class TensorBoard:
+    """See `contract.Tracker`. It does without torch's own writer, since importing torch takes seconds."""
 
-    def open(self, order: Open) -> Opened:
+    def open(self, order: Open) -> RunOpened:
         """A run that goes on adds a file to the same folder. TensorBoard shows all files of a folder as one run."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -30,7 +30,7 @@ class Writer:
         """The greatest step so far of what the run as a whole has."""
         self._text("parameters", order.parameters)
         self._file.flush()
-        return Opened(str(folder), f"{folder}; to see it: tensorboard --logdir {folder}")
+        return RunOpened(str(folder), f"{folder}; to see it: tensorboard --logdir {folder}")
 
     def log(self, rows: Sequence[Values]) -> None:
         """Write the values and wait until the file has them, so that a full disk shows here."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.ipc.messages.tracker import End, Open, Opened, Values
+from paceline.ipc.messages.tracker import End, Open, RunOpened, Values
 
 
 def needs(environ: Mapping[str, str]) -> Sequence[str]:
@@ -14,10 +14,10 @@ def needs(environ: Mapping[str, str]) -> Sequence[str]:
     return ("wandb",)
 
 
-class Writer:
-    """See `contract.Writer`."""
+class Wandb:
+    """See `contract.Tracker`."""
 
-    def open(self, order: Open) -> Opened:
+    def open(self, order: Open) -> RunOpened:
         """Without WANDB_PROJECT, or a project in wandb's own settings, the project is the script's name."""
         import wandb
 
@@ -39,7 +39,7 @@ class Writer:
             where = f"{(folder := Path(self._run.dir).parent)}; to upload it: wandb sync {folder}"
         else:
             where = str(self._run.url)
-        return Opened(self._run.id, where)
+        return RunOpened(self._run.id, where)
 
     def log(self, rows: Sequence[Values]) -> None:
         """wandb's own step must never go back, and workers are not in step. So each row has its axis as a value."""

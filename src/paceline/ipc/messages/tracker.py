@@ -54,7 +54,7 @@ class End(Message):
 ToTracker = Open | Log | End
 
 
-class Opened(Message):
+class RunOpened(Message):
     """The tracker's run has begun, or goes on."""
 
     run: str
@@ -63,16 +63,16 @@ class Opened(Message):
     """Where the user sees it."""
 
 
-class NotOpened(Message):
+class RunRefused(Message):
     """The tracker's run could not begin, so nothing is logged there."""
 
     error: Word
 
 
-class LeftOut(Message):
+class ValuesLeftOut(Message):
     """The tracker did not take some values. It is tried again with later ones."""
 
     error: Word
 
 
-FromTracker = Opened | NotOpened | LeftOut
+FromTracker = RunOpened | RunRefused | ValuesLeftOut
