@@ -169,6 +169,14 @@ LOADED = {
         "from paceline.cli.main import main; main(['protocols']); main(['protocols', 'ssp', '--json'])",
         "not {'torch', 'numpy', 'rich'} & loaded",
     ),
+    "neither the command line nor the coordinator loads a tracker's library": (
+        "from paceline.cli.main import parser; parser(); import paceline.coordinator.coordinator",
+        "not {'wandb', 'mlflow', 'tensorboard'} & loaded",
+    ),
+    "the process that logs to a tracker waits for no import but the tracker's": (
+        "import paceline.display.trackers.process; import paceline.display.trackers.wandb",
+        "not {'torch', 'numpy', 'wandb'} & loaded",
+    ),
     "a run on one host loads nothing that moves bytes between hosts": (
         "import paceline.coordinator.coordinator",
         "not {f'paceline.{name}' for name in ('net.handshake', 'net.tls', 'transfer.data_connection', "
