@@ -55,7 +55,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trackers")
 
 
-@pytest.fixture(params=TRACKERS)
+IMPORTED_SLOWLY = ("mlflow",)
+"""Their import alone takes as long as a real run."""
+EACH = [pytest.param(name, marks=[pytest.mark.real_run] if name in IMPORTED_SLOWLY else []) for name in TRACKERS]
+
+
+@pytest.fixture(params=EACH)
 def written(request: pytest.FixtureRequest, folder: Path) -> tuple[str, Sessions]:
     return request.param, sessions(request.param, folder)
 
