@@ -32,18 +32,18 @@ MAY_IMPORT = {
     "worker_process": {
         *("codecs", "core", "ipc", "net", "scenario", "store", "training", "host", "job", "launch", "files"),
     },
-    "display": {"core", "records", "host", "job", "coordinator", "terminal"},
+    "display": {"core", "ipc", "net", "records", "host", "job", "coordinator", "files", "terminal"},
     "coordinator": {
         *("core", "ipc", "net", "records", "scenario", "transfer", "host", "job", "launch"),
         *("worker_process", "display", "files"),
     },
     "runs": {
         *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "training", "transfer", "host"),
-        *("job", "launch", "worker_process", "coordinator", "files", "terminal"),
+        *("job", "launch", "worker_process", "display", "coordinator", "files", "terminal"),
     },
     "cli": {
         *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "host", "job", "launch"),
-        *("worker_process", "coordinator", "runs", "files", "terminal"),
+        *("worker_process", "display", "coordinator", "runs", "files", "terminal"),
     },
     "notebook": {
         *("core", "ipc", "protocols", "records", "scenario", "training", "host", "launch", "runs", "cli", "files"),
@@ -168,6 +168,14 @@ LOADED = {
     "the list of protocols waits for nothing that is slow to import": (
         "from paceline.cli.main import main; main(['protocols']); main(['protocols', 'ssp', '--json'])",
         "not {'torch', 'numpy', 'rich'} & loaded",
+    ),
+    "neither the command line nor the coordinator loads a tracker's library": (
+        "from paceline.cli.main import parser; parser(); import paceline.coordinator.coordinator",
+        "not {'wandb', 'mlflow', 'tensorboard'} & loaded",
+    ),
+    "the process that logs to a tracker waits for no import but the tracker's": (
+        "import paceline.display.trackers.process; import paceline.display.trackers.wandb",
+        "not {'torch', 'numpy', 'wandb'} & loaded",
     ),
     "a run on one host loads nothing that moves bytes between hosts": (
         "import paceline.coordinator.coordinator",

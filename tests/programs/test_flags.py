@@ -56,12 +56,20 @@ def test_every_flag_but_json_is_a_keyword(command: str) -> None:
 
 
 def test_values_are_said_as_the_command_line_says_them() -> None:
-    given = {"workers": numpy.int64(3), "on_loss": "stop", "target": ["a>1", "b<2"], "tensorboard": True, "out": None}
+    given = {
+        "workers": numpy.int64(3),
+        "on_loss": "stop",
+        "target": ["a>1", "b<2"],
+        "stop_at_target": True,
+        "out": None,
+    }
     read = parsed("run", words("run", {**given, "scenario": Path("x.toml"), "quiet": False}))
-    assert (read.workers, read.on_loss, read.target, read.tensorboard) == (3, "stop", ["a>1", "b<2"], True)
+    assert (read.workers, read.on_loss, read.target, read.stop_at_target) == (3, "stop", ["a>1", "b<2"], True)
     assert (read.scenario, read.quiet, read.out) == (Path("x.toml"), False, None)
     assert parsed("compare", words("compare", {"protocol": ["bsp", "asp"]})).protocol == ["bsp", "asp"]
     assert parsed("run", words("run", {"target": "a>1"})).target == ["a>1"]
+    for log_to in ("wandb,mlflow", ["wandb", "mlflow"]):
+        assert parsed("run", words("run", {"log_to": log_to})).log_to == ["wandb", "mlflow"]
 
 
 def test_a_value_is_never_taken_for_a_flag() -> None:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from paceline.cli.what_next import RunEnd, after_run
 from paceline.codecs import check_codec, codec_of
 from paceline.core.choice import Choice, choose
 from paceline.core.phrases import count
+from paceline.display import trackers
 from paceline.errors import EXIT_CODES, INTERRUPTED, ConfigError
 from paceline.host import devices, hash_seed
 from paceline.host.processor import ISAS, cap
@@ -124,7 +124,6 @@ def add_flags(command: Parser) -> None:
     rates = "multiply the script's learning rates by this (default: 1)"
     add("--learning-rate-scale", type=above("--learning-rate-scale"), default=1.0, metavar="X", help=rates)
     hosts.add_isa(command)
-    add("--tensorboard", action="store_true", help="also write logged and evaluated values for TensorBoard")
     often = "without a terminal, print progress every S seconds (default: 10)"
     add("--progress", type=seconds("--progress"), default=10.0, metavar="S", help=often)
     add("--quiet", action="store_true", help="print the result, and no progress")
@@ -149,6 +148,14 @@ def _codec(text: str) -> str | None:
     """Return the codec as it is typed; None: none. Raises ConfigError, in one line, for any mistake."""
     codec = codec_of(text)
     return None if codec is None else str(codec)
+
+
+class _Several(argparse._AppendAction):
+    """Takes lists, and puts them together. Python programs may give each part by itself."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        """As argparse calls it."""
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), *values])
 
 
 class _Protocol(argparse.Action):
@@ -204,6 +211,11 @@ def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: 
     )
     add("--devices", type=devices.listed, metavar="LIST", help=accelerators)
     add_start(command, "")
+    logged = (
+        "log the run to these, such as wandb,mlflow: tensorboard, wandb, mlflow, or none (default: none; of a resumed "
+        "run, where it was logged before)"
+    )
+    add("--log-to", type=trackers.parsed, action=_Several, metavar="TRACKERS", help=logged)
     add("--out", type=Path, metavar="DIR", help=out)
     add("--json", action="store_true", help=printed)
 
@@ -263,12 +275,10 @@ def call(options: argparse.Namespace) -> int:
     targets = tuple(Target.parse(text) for text in options.target)
     if options.stop_at_target and not targets:
         raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
-    if options.tensorboard and find_spec("tensorboard") is None:
-        raise ConfigError(
-            "--tensorboard needs the package tensorboard, which is not installed: pip install tensorboard"
-        )
     if placed is not None and placed.host:
         return engine.take_part(options, placed, choice)
+    log_to = trackers.chosen(options.log_to, options.resume)
+    trackers.check_installed(log_to)
     devices.check(options.devices)
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
@@ -309,6 +319,7 @@ def call(options: argparse.Namespace) -> int:
         targets=targets,
         hosts=most_hosts,
         resumed=resumed,
+        log_to=log_to,
     )
     summary = _train(settings, listening, under_ddp=choice is None)
     if announcement is not None and summary["outcome"] == "completed":

@@ -24,6 +24,7 @@ from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.run_state import RunState
 from paceline.core.drive import drive
 from paceline.core.phrases import count, workers_named
+from paceline.display.trackers.feed import Trackers
 from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed
 from paceline.files import unforeseen, write_whole
 from paceline.host import hash_seed
@@ -103,44 +104,19 @@ def _run(
         raise KeyboardInterrupt
     made = make_folder(settings.folder) if settings.resumed is None else []
     files.traces = settings.folder
-    keep, coordinator, goes_on = settings.resumed is not None, None, False
+    keep = settings.resumed is not None
     try:
-        try:
-            with (
-                forked_zygote(interrupts.let_go) as zygote,
-                _noted(settings) as (settings, shared),
-                _meeting(settings, listening, partial(_let_go, interrupts, zygote)) as meeting,
-                _stage(settings, interrupts) as (loop, output),
-                _gathered(settings, meeting, interrupts, loop, output) as (settings, others),
-            ):
-                if keep:
-                    settings = _cut(settings)
-                zygote.settle(packed(settings))
-                with _journal(settings) as journal:
-                    fork = partial(fork_workers, settings=settings, zygote=zygote, folders=shared, pipes=settings.shows)
-                    workers = Workers(loop, output, fork)
-                    coordinator = _coordinate(settings, interrupts, workers, journal, loop, output, others, direct)
-                    shutdown = coordinator.run_state.shutdown
-                    if others is not None:
-                        journal.moved(others.cpu_seconds)
-                    journal.ended(shutdown.outcome, shutdown.error, stopped=shutdown.asked)
-                    if others is not None:
-                        lacks_host = shutdown.lacks_host and shutdown.outcome == "failed"
-                        goes_on = lacks_host and settings.goes_on > 0 and any(whole(settings.folder))
-                        others.ended_with(shutdown, coordinator.parser_ended is not None, goes_on=goes_on)
-        except RunFailed as error:  # the ledger lacks something, and the summary must say so
-            if coordinator is None:
-                raise
-            coordinator.run_state.shutdown.break_off(str(error))
-        if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
-            worker, code = coordinator.parser_ended
-            _show_parsers_words(settings, worker)
-            if not keep:
-                undo(settings.folder, made)
-            raise SystemExit(code)
-        run_state = coordinator.run_state
-        keep = keep or run_state.shutdown.usage_error is None or run_state.data.steps > 0
-        summary = _conclude(run_state) if keep else None
+        with Trackers(lambda: interrupts.pending) as trackers:
+            coordinator, goes_on = _coordinated(settings, interrupts, direct, listening, trackers)
+            if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
+                worker, code = coordinator.parser_ended
+                _show_parsers_words(coordinator.run_state.settings, worker)
+                if not keep:
+                    undo(settings.folder, made)
+                raise SystemExit(code)
+            run_state = coordinator.run_state
+            keep = keep or run_state.shutdown.usage_error is None or run_state.data.steps > 0
+            summary = trackers.summary = _conclude(run_state) if keep else None
         if run_state.shutdown.usage_error is not None:
             raise ConfigError(run_state.shutdown.usage_error)
         assert summary is not None
@@ -149,6 +125,44 @@ def _run(
         if not keep:
             undo(settings.folder, made)
         raise
+
+
+def _coordinated(
+    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None, trackers: Trackers
+) -> tuple[Coordinator, bool]:
+    """Start all processes, coordinate, and end them. Return whether the run is to go on by itself, too."""
+    coordinator, goes_on = None, False
+    try:
+        with (
+            forked_zygote(interrupts.let_go) as zygote,
+            _noted(settings) as (settings, shared),
+            _meeting(settings, listening, partial(_let_go, interrupts, zygote)) as meeting,
+            _stage(settings, interrupts) as (loop, output),
+            _gathered(settings, meeting, interrupts, loop, output) as (settings, others),
+        ):
+            if settings.resumed is not None:
+                settings = _cut(settings)
+            zygote.settle(packed(settings))
+            with _journal(settings) as journal:
+                fork = partial(fork_workers, settings=settings, zygote=zygote, folders=shared, pipes=settings.shows)
+                workers = Workers(loop, output, fork)
+                with trackers.started(settings, loop, output.say):
+                    coordinator = _coordinate(
+                        settings, interrupts, workers, journal, loop, output, others, direct, trackers
+                    )
+                shutdown = coordinator.run_state.shutdown
+                if others is not None:
+                    journal.moved(others.cpu_seconds)
+                journal.ended(shutdown.outcome, shutdown.error, stopped=shutdown.asked)
+                if others is not None:
+                    lacks_host = shutdown.lacks_host and shutdown.outcome == "failed"
+                    goes_on = lacks_host and settings.goes_on > 0 and any(whole(settings.folder))
+                    others.ended_with(shutdown, coordinator.parser_ended is not None, goes_on=goes_on)
+    except RunFailed as error:  # the ledger lacks something, and the summary must say so
+        if coordinator is None:
+            raise
+        coordinator.run_state.shutdown.break_off(str(error))
+    return coordinator, goes_on
 
 
 def _show_parsers_words(settings: Settings, worker: int) -> None:
@@ -295,6 +309,7 @@ def _coordinate(
     output: WorkerOutput,
     others: HostRegistry | None,
     direct: Direct | None,
+    trackers: Trackers,
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
@@ -310,7 +325,7 @@ def _coordinate(
 
         moment = 0.0 if settings.resumed is None else settings.resumed.state.at
         policy = RunPolicy(clock=loop.now if direct is None else None, moment=moment)
-        run_state = RunState(settings, workers, journal, output, loop, policy, others)
+        run_state = RunState(settings, workers, journal, output, loop, policy, others, trackers)
         coordinator, shutdown = Coordinator(run_state, describe), run_state.shutdown
 
         def see_to_signals() -> None:

@@ -18,7 +18,7 @@ SEEDS = 2**32
 """How many there are, from 0 on."""
 UNKNOWN = "unknown"
 """What is recorded where the process could not be started again."""
-WITHOUT_VALUE = frozenset(("--json", "--quiet", "--stop-at-target", "--tensorboard", "--trusted-network", "--yes"))
+WITHOUT_VALUE = frozenset(("--json", "--quiet", "--stop-at-target", "--trusted-network", "--yes"))
 """Flags of `paceline run` that no value follows. Here as a list, since reading a command line imports more."""
 ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -9,7 +9,7 @@ from paceline.scenario.scenario import Kill, Scenario
 
 NAME = "ddp"
 """Its name in `run` and `compare`."""
-WITHOUT = ("max_steps", "max_seconds", "stop_at_target", "tensorboard", "shards", "shards_on", "compress")
+WITHOUT = ("max_steps", "max_seconds", "stop_at_target", "shards", "shards_on", "compress")
 """Flags that DDP can't follow: its workers can't be stopped between two steps, and share out data by themselves."""
 
 

@@ -390,6 +390,8 @@ def end_of_part() -> None:
 def log(**scalars: float) -> None:
     """Record values of the present step in the run's ledger, as in `paceline.log(loss=loss.item())`.
 
+    The trackers that `--log-to` names get them as well.
+
     A value that has the name of a `--target`'s metric counts for that target, as one of the version that the step is
     computed on. After the worker's last step it is of the version that the worker has then. After `finish` nothing is
     recorded.
