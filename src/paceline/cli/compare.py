@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import dry_run
 from paceline.cli.columns import as_csv, check_exports, export
-from paceline.cli.comparison_table import REPORT, markdown, numbers, remarks, rows_of
+from paceline.cli.comparison_table import REPORT, markdown, numbers, remarks
 from paceline.cli.run import add_common, add_script
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
@@ -21,6 +21,7 @@ from paceline.cli.values import seconds, whole
 from paceline.core.choice import Choice, brief
 from paceline.core.phrases import count
 from paceline.errors import ConfigError
+from paceline.records.comparison_rows import rows_of
 from paceline.records.summary import Target
 from paceline.runs import baseline
 from paceline.runs.compare import Plan, begun, carry_out

@@ -79,7 +79,8 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """The comparison as a notebook shows it: the table that `paceline compare` prints."""
-        from paceline.cli.comparison_table import remarks, rows_of
+        from paceline.cli.comparison_table import remarks
+        from paceline.records.comparison_rows import rows_of
 
         typed = {row["protocol"]: row["protocol"] for row in self._summary["protocols"]}
         heads, rows = rows_of(self._summary, typed)

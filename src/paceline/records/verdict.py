@@ -254,4 +254,4 @@ def _in_unit(values: Iterable[MeanOfRuns | None], unit: float, name: str, least:
         if value.plus_minus is not None:
             yield f"{mid} ± {value.plus_minus / unit:.{places}f} {name}"
         else:
-            yield f"{mid} {name}" if value.runs == 1 else f"{low} to {high} {name}"
+            yield f"{mid} {name}" if low == high else f"{low} to {high} {name}"
