@@ -23,7 +23,11 @@ def said(bsp: dict[str, Any], asp: dict[str, Any], allowed: tuple[str, ...] = ()
         ({}, {"limits": {}}, "epochs 8 (bsp), not set (asp)"),
         ({"script_sha256": "a" * 64}, {"script_sha256": "b" * 64}, "script aaaaaaaa (bsp), bbbbbbbb (asp)"),
         ({}, {"seed": 7}, "seeds 0 (bsp), 7 (asp)"),
-        ({}, {"arguments": ["--lr", "1"], "workers": 2}, "workers 4 (bsp), 2 (asp); arguments not set (bsp), --lr 1 (asp)"),
+        (
+            {},
+            {"arguments": ["--lr", "1"], "workers": 2},
+            "workers 4 (bsp), 2 (asp); arguments not set (bsp), --lr 1 (asp)",
+        ),
         ({"code": {"data.py": "a"}}, {"code": {"data.py": "b"}}, "code.data.py a (bsp), b (asp)"),
     ],
 )

@@ -108,9 +108,7 @@ def said_of_logged(evaluations: int = 0, **ends: tuple[float | None, float | Non
     }
     rows = [{"version": n, "at_seconds": n, "samples": 8, "accuracy": 0.1 + n / 10} for n in range(evaluations)]
     stale = {"mean": 14.6, "max": 24}
-    return harm(
-        {"workers": 16, "staleness": stale, "evaluations": rows, "scalars": scalars}, choose("asp", registry())
-    )
+    return harm({"workers": 16, "staleness": stale, "evaluations": rows, "scalars": scalars}, choose("asp", registry()))
 
 
 def test_a_logged_loss_or_accuracy_that_got_worse_is_told_where_no_evaluation_is() -> None:

@@ -155,8 +155,8 @@ def test_a_higher_last_value_is_better_or_worse_by_its_metric(metric: str, word:
         (
             seeds(0.8, None, 1.0),
             SLOW,
-            f"asp reached {GOAL} in 2 of 3 seeds after 0.8 to 1.0 s, while bsp reached it after 1.7 ± 0.2 s: their times "
-            "can't be compared;",
+            f"asp reached {GOAL} in 2 of 3 seeds after 0.8 to 1.0 s, while bsp reached it after 1.7 ± 0.2 s: their "
+            "times can't be compared;",
         ),
         (seeds(None, None), seeds(None, None), f"neither asp nor bsp reached {GOAL} (2 seeds);"),
         (seeds(None), seeds(None), f"neither asp nor bsp reached {GOAL} (one seed);"),
@@ -189,8 +189,8 @@ def test_a_target_that_some_did_not_reach_is_no_win_for_anybody(ours: Any, their
         (
             {"samples_per_second": None, "outcome": "interrupted"},
             {},
-            "asp and bsp can't be compared in time, as not all of their runs were completed; final val_acc equal (0.96). "
-            "asp: 1 of 1 run ended as interrupted.",
+            "asp and bsp can't be compared in time, as not all of their runs were completed; final val_acc equal "
+            "(0.96). asp: 1 of 1 run ended as interrupted.",
         ),
     ],
 )
@@ -224,7 +224,10 @@ def test_runs_that_did_not_end_well_are_counted() -> None:
     ("run_under_asp", "words"),
     [
         ({**LATE, "harm": ["got worse", "try"]}, "asp got worse in 1 of 3 runs while gradients were 3.0 versions late"),
-        ({**LATE, "final": 0.1}, "asp did not learn in 1 of 3 runs: val_acc went from 0.1 to 0.1, while gradients were"),
+        (
+            {**LATE, "final": 0.1},
+            "asp did not learn in 1 of 3 runs: val_acc went from 0.1 to 0.1, while gradients were",
+        ),
         ({**LATE, "final": None}, "asp did not learn in 1 of 3 runs: val_acc went from 0.1 to not finite"),
     ],
 )

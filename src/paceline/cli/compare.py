@@ -107,8 +107,8 @@ def call(options: argparse.Namespace) -> int:
         export("--export-markdown", options.export_markdown, markdown(state, typed, folder))
     if options.export_csv is not None:
         export("--export-csv", options.export_csv, as_csv(*numbers(state, typed)))
-    if shown := [folder / run["folder"] for run in state["runs"] if run["protocol"] != baseline.NAME]:
-        report(shown, folder / REPORT, say)  # the baseline has no ledger
+    if any(run["protocol"] != baseline.NAME for run in state["runs"]):  # the baseline has no ledger
+        report([folder], folder / REPORT, say)
     return 0
 
 

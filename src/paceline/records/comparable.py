@@ -41,15 +41,25 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def not_compared(
+def not_compared(protocols: Sequence[str], configs: Sequence[Mapping[str, Any]], allowed: Sequence[str] = ()) -> str:
+    """Say in one line in what these runs differ beside their protocol; empty if in nothing, or if they have the same.
+
+    See `beside_protocol`.
+    """
+    told = beside_protocol(protocols, configs, allowed)
+    if not told or len(set(protocols)) < 2:
+        return ""
+    more = f"; and {count(len(told) - MOST, 'setting')} more" if len(told) > MOST else ""
+    return f"These runs differ in more than the protocol, so they are not compared: {'; '.join(told[:MOST])}{more}."
+
+
+def beside_protocol(
     protocols: Sequence[str], configs: Sequence[Mapping[str, Any]], allowed: Sequence[str] = ()
-) -> str:
-    """Say in one line in what these runs differ beside their protocol; empty if in nothing.
+) -> list[str]:
+    """Return each setting beside the protocol in which these runs differ, with the values and who has them.
 
     `protocols`: of each run, with what else is compared. `allowed`: settings that may differ, too.
     """
-    if len(set(protocols)) < 2:
-        return ""
     told = [
         f"{NAMES.get(one['setting'], one['setting'].removeprefix('limits.'))} {_who(one['values'], protocols)}"
         for one in differences(configs)
@@ -59,10 +69,7 @@ def not_compared(
     if any(one != seeds[0] for one in seeds):
         each = zip(_grouped(protocols, configs), seeds, strict=True)
         told.append("seeds " + listed([f"{', '.join(map(str, its))} ({name})" for name, its in each]))
-    if not told:
-        return ""
-    more = f"; and {count(len(told) - MOST, 'setting')} more" if len(told) > MOST else ""
-    return f"These runs differ in more than the protocol, so they are not compared: {'; '.join(told[:MOST])}{more}."
+    return told
 
 
 def _grouped(protocols: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

@@ -102,10 +102,12 @@ class _Pair:
         slower: str,
         written: Callable[[Sequence[MeanOfRuns | None]], list[str]],
     ) -> str:
-        """Say by how much one was faster, and how sure that is. `faster` and `slower` get the ratio and the baseline."""
+        """Say which was faster, and how sure that is. `faster` and `slower` get the ratio and the baseline."""
         one, other = mean(ours.values()), mean(theirs.values())
         both = ours.keys() & theirs.keys() or None
-        taken = [math.fsum(value for seed, value in of.items() if both is None or seed in both) for of in (ours, theirs)]
+        taken = [
+            math.fsum(value for seed, value in of.items() if both is None or seed in both) for of in (ours, theirs)
+        ]
         ratio = taken[1] / taken[0] if taken[0] else math.inf
         beyond, number = apart(one, other), self._number(self._ours)
         text = written([one, other])

@@ -158,8 +158,8 @@ def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
         return
     if target.metric in last_logged(summary):
         raise ConfigError(
-            f'--target is "{target.text}", and {run} logged {target.metric} without a target of it, so that its summary '
-            "does not say when which value was logged; name another --out"
+            f'--target is "{target.text}", and {run} logged {target.metric} without a target of it, so that its '
+            "summary does not say when which value was logged; name another --out"
         )
     has = f"has {', '.join(known)}" if known else "has none: the script registers no evaluate, and logs no such value"
     has += nearest(target.metric, known)
