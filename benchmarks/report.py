@@ -51,6 +51,8 @@ addEventListener("error", (event) => wrong.push(event.message));
 for (const kind of ["error", "warn"]) console[kind] = (...words) => wrong.push(words.join(" "));
 HTMLElement.prototype.setPointerCapture = () => {};  // there is no pointer: its events are made here
 </script>"""
+OPEN = "<script>for (const one of document.querySelectorAll('details')) one.open = true;</script>"
+"""Unfolds everything."""
 TRY = """<script>
 const after = (element, x, y) => {
   const box = element.getBoundingClientRect();
@@ -79,8 +81,8 @@ function timeline(canvas) {
   return { name: canvas.getAttribute("aria-label"), ranges, told: [...told] };
 }
 addEventListener("load", () => setTimeout(() => {
-  const timelines = [...document.querySelectorAll("canvas")].map(timeline);
-  const plots = document.querySelectorAll("svg[role=img]");
+  const timelines = [...document.querySelectorAll(".time canvas")].map(timeline);
+  const plots = document.querySelectorAll("svg[role=img], .u-over");
   for (const plot of plots) plot.dispatchEvent(new PointerEvent("pointermove", after(plot, 200, 100)));
   const names = performance.getEntriesByType("resource").map((entry) => entry.name);
   const requests = names.filter((name) => !name.startsWith("data:"));
@@ -110,7 +112,9 @@ def tried(browser: str, page: Path, profile: Path) -> dict[str, Any]:
     """What came of opening the page and using it."""
     trial = profile / "trial.html"
     text = page.read_text(encoding="utf-8")
-    trial.write_text(text.replace("<head>", f"<head>{LISTEN}", 1).replace("</body>", f"{TRY}</body>"), encoding="utf-8")
+    trial.write_text(
+        text.replace("<head>", f"<head>{LISTEN}", 1).replace("</body>", f"{OPEN}{TRY}</body>"), encoding="utf-8"
+    )
     command = [browser, *FLAGS, f"--user-data-dir={profile}", "--window-size=1200,900", "--virtual-time-budget=20000"]
     done = subprocess.run([*command, "--dump-dom", trial.as_uri()], capture_output=True, text=True, timeout=180)
     found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
@@ -124,7 +128,8 @@ def pictured(browser: str, page: Path, part: str, height: int, scheme: str, pict
     """A screenshot of the page, or of that section of it alone."""
     trial = profile / "picture.html"
     hidden = f"<style>header, footer, section:not(#{part}) {{ display: none }}</style></head>" if part else "</head>"
-    trial.write_text(page.read_text(encoding="utf-8").replace("</head>", hidden, 1), encoding="utf-8")
+    text = page.read_text(encoding="utf-8").replace("</head>", hidden, 1)
+    trial.write_text(text.replace("</body>", f"{OPEN}</body>") if part else text, encoding="utf-8")
     command = [browser, *FLAGS, f"--user-data-dir={profile}", f"--window-size=1200,{height}", f"--screenshot={picture}"]
     command += [f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"]
     subprocess.run([*command, trial.as_uri()], capture_output=True, check=True, timeout=180)

@@ -128,7 +128,7 @@ def plain_run(
     }
 
 
-def compared(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, target: bool) -> list[dict[str, Any]]:
+def compared(runs: Mapping[str, Mapping[Any, Mapping[str, Any]]], *, target: bool) -> list[dict[str, Any]]:
     """Return one row for each protocol, in order. `runs`: by protocol and seed, from `plain_run`.
 
     `seconds` is the time to the target, of the runs that met it. Without a target it is the whole time of completed
@@ -182,7 +182,7 @@ def _seconds(run: Mapping[str, Any], target: bool) -> float | None:
     return run["wall_seconds"] if run["outcome"] == "completed" else None
 
 
-def _speed_up(first: Mapping[int, float | None], this: Mapping[int, float | None]) -> float | None:
+def _speed_up(first: Mapping[Any, float | None], this: Mapping[Any, float | None]) -> float | None:
     pairs = [(one, other) for seed, one in first.items() if one and (other := this.get(seed))]
     if not pairs:
         return None

@@ -37,9 +37,10 @@ def report(
     """
     if pictures is not None:
         _need_matplotlib()
+    shown_folders = shown_of(folders)
     asked = _asked(folders[0]) if len(folders) == 1 and (folders[0] / COMPARISON).exists() else None
     with ExitStack() as stack:
-        runs = [_opened(folder, stack, say) for folder in shown_of(folders)]
+        runs = [_opened(folder, stack, say) for folder in shown_folders]
         with reading(Path(", ".join(map(str, folders)))):
             told = contents(runs, asked=asked)
             steps = None if traced is None else _trace(runs)

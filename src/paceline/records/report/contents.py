@@ -23,7 +23,7 @@ from paceline.core.facts import TrainingBegan, WorkerJoined, WorkerResumed
 from paceline.records.comparable import differences
 from paceline.records.explain.findings import findings
 from paceline.records.explain.sentences import whole_run
-from paceline.records.reading import RecordedRun, measure, model_of
+from paceline.records.reading import LEDGER, RecordedRun, measure, model_of, tally_of
 from paceline.records.report.bands import of_metric
 from paceline.records.report.compared import Asked, compare, labels, protocol_of
 from paceline.records.report.opening import opening
@@ -92,6 +92,11 @@ def _some(names: Sequence[str]) -> str:
 
 def _plain_target(target: Target) -> Contents:
     return {"metric": target.metric, "value": target.value, "text": target_text(target)}
+
+
+def summary_of(run: RecordedRun) -> Summary:
+    """Return the run's own summary, or for a crashed run that of its ledger."""
+    return _so_far(run, tally_of(run.folder / LEDGER, run.metrics)) if run.summary is None else run.summary
 
 
 def _so_far(run: RecordedRun, tally: Tally) -> Summary:

@@ -11,7 +11,7 @@ from html import escape
 NONE = "—"
 DIGITS = 4
 """Significant digits of a number."""
-MANY = 8
+MANY = 9
 """Columns, from which on those of a table are narrow."""
 LAST_PLACE, LARGEST = 1e-4, 1e9
 """Numbers that are nearer to 0, and those from there on, are written with an exponent."""
@@ -64,7 +64,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str | Cell]], of: str = 
 
 def paragraph(text: str, kind: str = "") -> str:
     """Return a paragraph. What stands between backquotes in the text is code."""
-    text = re.sub(r" (?=[±×]) ?|(?<=[±×]) |(?<=\d) (?=m?s\b|%)", "\N{NO-BREAK SPACE}", text)  # a figure stays on one line
+    text = re.sub(
+        r" (?=[±×]) ?|(?<=[±×]) |(?<=\d) (?=m?s\b|%)", "\N{NO-BREAK SPACE}", text
+    )  # a figure stays on one line
     parts = re.split(r"`([^`]+)`", text)
     inner = "".join(f"<code>{escape(part)}</code>" if at % 2 else escape(part) for at, part in enumerate(parts))
     return f'<p class="{kind}">{inner}</p>' if kind else f"<p>{inner}</p>"
