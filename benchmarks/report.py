@@ -84,6 +84,7 @@ addEventListener("load", () => setTimeout(() => {
   const timelines = [...document.querySelectorAll(".time canvas")].map(timeline);
   const plots = document.querySelectorAll("svg[role=img], .u-over");
   for (const plot of plots) plot.dispatchEvent(new PointerEvent("pointermove", after(plot, 200, 100)));
+  for (const one of document.querySelectorAll("button[aria-pressed]")) { one.click(); one.click(); }
   const names = performance.getEntriesByType("resource").map((entry) => entry.name);
   const requests = names.filter((name) => !name.startsWith("data:"));
   const result = document.createElement("pre");
