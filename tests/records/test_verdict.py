@@ -88,6 +88,7 @@ def test_a_difference_beyond_the_spread_is_told_with_its_ratio_intervals_and_num
         (seeds(1.6, 2.6, 1.7), SLOW, "as fast as bsp, within the spread (2.0 ± 1.4 s against 1.7 ± 0.2 s, 3 seeds)"),
         (seeds(0.8, 1.7), seeds(1.6, 1.8), "as fast as bsp, within the range of 2 seeds (0.8 to 1.7 s against 1.6"),
         (seeds(1.7), seeds(1.7), "as fast as bsp (1.7 s against 1.7 s, one seed: no spread is known)"),
+        (seeds(0.0), seeds(0.0), "as fast as bsp (0.0 s against 0.0 s, one seed: no spread is known)"),
     ],
 )
 def test_overlapping_intervals_are_no_win(ours: Any, theirs: Any, sentence: str) -> None:
@@ -207,6 +208,19 @@ def test_every_protocol_is_compared_with_bsp_or_else_with_the_first() -> None:
     assert "as fast as bsp" in other
     (one,) = verdict({"ssp": SLOW, "asp": FAST}, TARGET, None)
     assert "1.89 × as fast as ssp" in one
+
+
+def test_a_target_that_was_met_at_once_has_no_ratio() -> None:
+    assert said(bsp=seeds(1.7), asp=seeds(0.0)).startswith(
+        "asp and bsp took 0.0 s against 1.7 s, one seed: no spread is known; "
+    )
+
+
+def test_a_metric_may_be_called_anything() -> None:
+    target = Target.parse("{x}{}>=1")
+    assert said(target, "{x}{}", bsp=seeds(1.7), asp=seeds(0.9)).startswith(
+        "asp reached {x}{} ≥ 1 1.89 × as fast as bsp"
+    )
 
 
 def test_one_protocol_alone_has_no_verdict() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.phrases import count, listed
@@ -53,6 +54,30 @@ def target_text(target: Target) -> str:
     return f"{target.metric} {SIGNS[target.sign]} {target.text.removeprefix(target.metric + target.sign)}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """How one protocol's pace is put beside the baseline's. The places are the ratio's and the baseline's."""
+
+    faster: str
+    same: str
+    slower: str
+
+
+_SAMPLES = _Words(
+    "was {} × as fast as {} per sample", "was as fast as {} per sample", "took {} × the time of {} per sample"
+)
+_WHOLE = _Words("ended {} × as soon as {}", "ended as soon as {}", "took {} × as long as {}")
+
+
+def _to_reach(goal: str) -> _Words:
+    goal = goal.replace("{", "{{").replace("}", "}}")  # a metric may be called anything
+    return _Words(
+        f"reached {goal} {{}} × as fast as {{}}",
+        f"reached {goal} as fast as {{}}",
+        f"took {{}} × as long as {{}} to reach {goal}",
+    )
+
+
 class _Pair:
     """A protocol beside the baseline."""
 
@@ -69,19 +94,15 @@ class _Pair:
         if self._target is not None:
             reached = [_known(of, lambda run: run["seconds_to_target"]) for of in (self._ours, self._theirs)]
             return self._to_target(target_text(self._target), *reached)
-        for value, faster, slower, unit in (
-            (_sample_seconds, "was {} × as fast as {} per sample", "took {} × the time of {} per sample", _duration),
-            (_whole_seconds, "ended {} × as soon as {}", "took {} × as long as {}", _seconds),
-        ):
+        for value, words, unit in ((_sample_seconds, _SAMPLES, _duration), (_whole_seconds, _WHOLE, _seconds)):
             ours, theirs = _known(self._ours, value), _known(self._theirs, value)
             if len(ours) == len(self._ours) and len(theirs) == len(self._theirs):
-                return self._faster(ours, theirs, faster, slower, unit)
+                return self._faster(ours, theirs, words, unit)
         return f"{self._name} and {self._baseline} can't be compared in time, as not all of their runs were completed"
 
     def _to_target(self, goal: str, ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float]) -> str:
         if len(ours) == len(self._ours) and len(theirs) == len(self._theirs):
-            faster, slower = f"reached {goal} {{}} × as fast as {{}}", f"took {{}} × as long as {{}} to reach {goal}"
-            return self._faster(ours, theirs, faster, slower, _seconds)
+            return self._faster(ours, theirs, _to_reach(goal), _seconds)
         if not ours and not theirs:
             return f"neither {self._name} nor {self._baseline} reached {goal} ({self._number(self._ours)})"
         one = self._reached(self._name, goal, ours, self._ours)
@@ -98,33 +119,30 @@ class _Pair:
         self,
         ours: Mapping[Hashable, float],
         theirs: Mapping[Hashable, float],
-        faster: str,
-        slower: str,
+        words: _Words,
         written: Callable[[Sequence[MeanOfRuns | None]], list[str]],
     ) -> str:
-        """Say which was faster, and how sure that is. `faster` and `slower` get the ratio and the baseline."""
+        """Say which was faster, and how sure that is."""
         one, other = mean(ours.values()), mean(theirs.values())
         both = ours.keys() & theirs.keys() or None
-        taken = [
+        took, there = (
             math.fsum(value for seed, value in of.items() if both is None or seed in both) for of in (ours, theirs)
-        ]
-        ratio = taken[1] / taken[0] if taken[0] else math.inf
-        beyond, number = apart(one, other), self._number(self._ours)
-        text = written([one, other])
-        figures = f"({text[0]} against {text[1]}, {number}"
-        if not beyond and len(ours) > 1:
-            same = faster.replace("{} × as fast", "as fast").replace("{} × as soon", "as soon").format(self._baseline)
-            within = "the spread" if len(ours) >= LEAST else f"the range of {number}"
-            return f"{self._name} {same}, within {within} {figures})"
-        if abs(ratio - 1) < EQUAL:
-            same = faster.replace("{} × as fast", "as fast").replace("{} × as soon", "as soon").format(self._baseline)
-            said = f"{self._name} {same} {figures}"
-        elif ratio > 1:
-            said = f"{self._name} {faster.format(f'{ratio:.2f}', self._baseline)} {figures}"
-        else:
-            said = f"{self._name} {slower.format(f'{1 / ratio:.2f}', self._baseline)} {figures}"
+        )
+        text, number = " against ".join(written([one, other])), self._number(self._ours)
+        same = f"{self._name} {words.same.format(self._baseline)}"
+        if len(ours) > 1 and not apart(one, other):
+            if len(ours) < LEAST:
+                return f"{same}, within the range of {number} ({text})"
+            return f"{same}, within the spread ({text}, {number})"
         few = {1: ": no spread is known", 2: ": too few for an interval"}.get(min(len(ours), len(theirs)), "")
-        return f"{said}{few})"
+        figures = f"({text}, {number}{few})"
+        if not took or not there:  # one was there at once, which has no ratio to anything
+            return f"{same} {figures}" if took == there else f"{self._name} and {self._baseline} took {figures[1:-1]}"
+        if abs(there / took - 1) < EQUAL:
+            return f"{same} {figures}"
+        if there > took:
+            return f"{self._name} {words.faster.format(f'{there / took:.2f}', self._baseline)} {figures}"
+        return f"{self._name} {words.slower.format(f'{took / there:.2f}', self._baseline)} {figures}"
 
     def _final(self) -> str:
         """Compare the last values of the metric; empty if one side has none."""
