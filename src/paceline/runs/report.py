@@ -13,7 +13,7 @@ from paceline.files import read_json, write_whole
 from paceline.protocols import registry
 from paceline.records.comparison import COMPARISON, runs_of
 from paceline.records.reading import LEDGER, SUMMARY, RecordedRun, open_run, reading
-from paceline.records.report.compared import Asked, labels
+from paceline.records.report.compared import ComparisonFolder, labels
 from paceline.records.report.contents import contents, page
 from paceline.records.report.trace import trace
 from paceline.records.summary import Target, read
@@ -69,11 +69,11 @@ def shown_of(folders: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _asked(folder: Path) -> Asked:
+def _asked(folder: Path) -> ComparisonFolder:
     """Return what this comparison's folder says of its runs."""
     settings = read_json(folder / COMPARISON)["settings"]
     beside = [(baseline.NAME, read(run / SUMMARY)) for run in runs_of(folder) if _is_baseline(run)]
-    return Asked(
+    return ComparisonFolder(
         target=Target.parse(settings["target"]) if settings["target"] else None,
         stops="stop_at_target" in settings,
         names=list(settings["protocols"]),

@@ -17,7 +17,7 @@ from paceline.records.verdict import verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ComparisonFolder:
     """What a comparison's folder says of its runs."""
 
     target: Target | None = None
@@ -34,7 +34,7 @@ BY_RULE = ("learning_rate_scale",)
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedRuns:
     """What the page says before its charts."""
 
     lines: Sequence[str]
@@ -48,16 +48,16 @@ class Compared:
     target: Target | None
 
 
-def compare(runs: Sequence[RecordedRun], summaries: Sequence[Summary], asked: Asked | None) -> Compared:
+def compare(runs: Sequence[RecordedRun], summaries: Sequence[Summary], asked: ComparisonFolder | None) -> ComparedRuns:
     """Compare these runs by their protocols, if they differ in nothing else."""
     names = [protocol_of(run) for run in runs]
     configs = [run.config for run in runs]
     allowed = () if asked is None else BY_RULE
-    asked = asked or Asked(_common_target(runs))
+    asked = asked or ComparisonFolder(_common_target(runs))
     others = beside_protocol(names, configs, allowed)
     groups = labels(runs) if others else names
     if (line := not_compared(names, configs, allowed)) or len({*names, *(name for name, _, _ in asked.beside)}) < 2:
-        return Compared([line] if line else [], False, (), (), groups, asked.target)
+        return ComparedRuns([line] if line else [], False, (), (), groups, asked.target)
     target = asked.target
     metric = target.metric if target else next(filter(None, map(chief_metric, summaries)), None)
     told: list[tuple[str, int, Summary, Choice | None]] = [
@@ -73,7 +73,7 @@ def compare(runs: Sequence[RecordedRun], summaries: Sequence[Summary], asked: As
     lines = verdict(found, target, metric, stops=asked.stops)
     state = {"protocols": compared(found, target=target is not None), "metric": metric}
     heads, rows = rows_of(state, {name: name for name in found})
-    return Compared(lines, True, heads, rows, groups, target)
+    return ComparedRuns(lines, True, heads, rows, groups, target)
 
 
 def labels(runs: Sequence[RecordedRun]) -> list[str]:

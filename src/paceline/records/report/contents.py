@@ -25,7 +25,7 @@ from paceline.records.explain.findings import findings
 from paceline.records.explain.sentences import whole_run
 from paceline.records.reading import LEDGER, RecordedRun, measure, model_of, tally_of
 from paceline.records.report.bands import of_metric
-from paceline.records.report.compared import Asked, compare, labels, protocol_of
+from paceline.records.report.compared import ComparisonFolder, compare, labels, protocol_of
 from paceline.records.report.opening import opening
 from paceline.records.run_model import Moment, ResumeMark, RunModel, Stay, Switch
 from paceline.records.spans import RecentSpans, overlap
@@ -64,7 +64,7 @@ TICKS = 1e7
 """The most ticks of a run. A timeline's times are whole ticks of a microsecond or more."""
 
 
-def contents(runs: Sequence[RecordedRun], slices: int = SLICES, asked: Asked | None = None) -> Contents:
+def contents(runs: Sequence[RecordedRun], slices: int = SLICES, asked: ComparisonFolder | None = None) -> Contents:
     """Return the contents of a report of these runs. `slices`: steps that all timelines show one by one.
 
     `asked`: what their comparison's folder says, if that is what is reported.

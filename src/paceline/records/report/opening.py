@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.records.optimum import PARTS
-from paceline.records.report.compared import Compared
+from paceline.records.report.compared import ComparedRuns
 from paceline.records.report.markup import NONE, Cell, number, paragraph, table
 from paceline.records.summary import last_logged, metric_text, metrics_of
 
@@ -28,7 +28,7 @@ INTERVAL = (
 )
 
 
-def opening(runs: Sequence[Mapping[str, Any]], summaries: Sequence[Mapping[str, Any]], compared: Compared) -> str:
+def opening(runs: Sequence[Mapping[str, Any]], summaries: Sequence[Mapping[str, Any]], compared: ComparedRuns) -> str:
     """Return the page's first part. `runs`: as `contents` describes them."""
     parts = []
     if len(runs) == 1:
