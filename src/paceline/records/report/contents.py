@@ -70,7 +70,7 @@ def contents(runs: Sequence[RecordedRun], slices: int = SLICES, asked: Compariso
     `asked`: what their comparison's folder says, if that is what is reported.
     """
     explained = [line for part in whole_run(findings(runs[0])) for line in part] if len(runs) == 1 else []
-    told = [_run(run, label, slices // len(runs), explained) for run, label in zip(runs, labels(runs), strict=True)]
+    told = [_run(run, label, slices // len(runs)) for run, label in zip(runs, labels(runs), strict=True)]
     summaries = [one.pop("whole_summary") for one in told]
     found = compare(runs, summaries, asked)
     shown = [{**one, "group": group} for one, group in zip(told, found.groups, strict=True)]
@@ -78,7 +78,7 @@ def contents(runs: Sequence[RecordedRun], slices: int = SLICES, asked: Compariso
     return {
         "paceline": __version__,
         "title": "Training with " + _some(list(dict.fromkeys(found.groups))),
-        "opening": opening(shown, summaries, found),
+        "opening": opening(shown, summaries, found, explained),
         "runs": shown,
         "bands": {name: of_metric([one["metrics"].get(name, ()) for one in told], found.groups) for name in metrics},
         "target": None if found.target is None else _plain_target(found.target),
@@ -104,7 +104,7 @@ def _so_far(run: RecordedRun, tally: Tally) -> Summary:
     return tally.summary(protocol=run.choice, workers=run.workers, threads=None, seed=run.seed, outcome="crashed")
 
 
-def _run(run: RecordedRun, label: str, slices: int, explained: Sequence[str]) -> Contents:
+def _run(run: RecordedRun, label: str, slices: int) -> Contents:
     """Read the history once. Keep every step only if the timeline can show every step."""
     (steps,) = run.ledger.execute("SELECT count(*) FROM step_times").fetchone()
     waits = Waits()
@@ -145,7 +145,6 @@ def _run(run: RecordedRun, label: str, slices: int, explained: Sequence[str]) ->
         "ended": curves.ended,
         "summary": {key: value for key, value in summary.items() if key not in ELSEWHERE},
         "whole_summary": summary,
-        "explained": explained,
         "metrics": {name: metrics[name] for name in list(metrics)[:METRICS]},
         "more_metrics": max(0, len(metrics) - METRICS),
         "consensus": [[one["at_seconds"], one["distance"]] for one in summary["consensus"]],

@@ -28,14 +28,15 @@ INTERVAL = (
 )
 
 
-def opening(runs: Sequence[Mapping[str, Any]], summaries: Sequence[Mapping[str, Any]], compared: ComparedRuns) -> str:
-    """Return the page's first part. `runs`: as `contents` describes them."""
-    parts = []
-    if len(runs) == 1:
-        (run,) = runs
-        parts += [paragraph(line, "verdict" if not at else "") for at, line in enumerate(run["explained"])]
-    else:
-        parts += [paragraph(line, "verdict" if compared.is_verdict else "remark") for line in compared.lines]
+def opening(
+    runs: Sequence[Mapping[str, Any]],
+    summaries: Sequence[Mapping[str, Any]],
+    compared: ComparedRuns,
+    explained: Sequence[str],
+) -> str:
+    """Return the page's first part. `runs`: as `contents` describes them. `explained`: what explains a single run."""
+    parts = [paragraph(line, "verdict" if not at else "") for at, line in enumerate(explained)]
+    parts += [paragraph(line, "verdict" if compared.is_verdict else "remark") for line in compared.lines]
     if compared.rows:
         parts += [table(compared.heads, compared.rows, "The protocols compared"), paragraph(INTERVAL, "how")]
     else:
