@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.main import main as paceline
+from paceline.core.phrases import count
+from paceline.runs.report import shown_of
 
 SCENARIO = """
 [cluster]
@@ -42,6 +44,8 @@ SIMULATED = (("ssp:bound=2", 200), ("sync-switch:switch_at=0.3", 200), ("ad-psgd
 """Protocols, and the steps that are simulated under each."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1")
+TOP = 1250
+"""Pixels of the page's top, for a picture."""
 SCHEMES = {"light": "1", "dark": "0"}
 """By name: Blink's number."""
 
@@ -206,13 +210,13 @@ def main() -> None:
         profile = Path(temporary) / "profile"
         profile.mkdir()
         size = page.stat().st_size / 1e6
-        lines = missing(tried(browser, page, profile), folders)
+        shown = shown_of(folders)
+        lines = missing(tried(browser, page, profile), shown)
         for scheme in SCHEMES if args.out else ():
             pictured(browser, page, "", 5000, scheme, out / f"report-{scheme}.png", profile)
-            pictured(
-                browser, page, "timeline", 250 + 265 * len(folders), scheme, out / f"timeline-{scheme}.png", profile
-            )
-    print("\n".join(lines) or f"{len(folders)} runs, {size:.1f} MB: all is there")
+            pictured(browser, page, "", TOP, scheme, out / f"top-{scheme}.png", profile)
+            pictured(browser, page, "timeline", 250 + 265 * len(shown), scheme, out / f"timeline-{scheme}.png", profile)
+    print("\n".join(lines) or f"{count(len(shown), 'run')}, {size:.1f} MB: all is there")
     sys.exit(1 if lines else 0)
 
 
