@@ -55,17 +55,29 @@ def test_protocols_take_turns_seed_by_seed_and_each_has_a_row(job: Job, capsys: 
     ended = "bsp, seed 0: accuracy>=0.95 after 8.0 s; at its end: 8.0 s, accuracy 0.96"
     assert re.fullmatch(re.escape(ended) + r" \(run 1 of 4, about \d+ s left\)", out[0])
     assert out[3].endswith(" (run 4 of 4)")
-    assert [" ".join(line.split()) for line in out[-7:-4]] == [
+    assert [" ".join(line.split()) for line in out[-8:-5]] == [
         "protocol seconds speed-up samples/s accuracy waiting stale max stale",
         "bsp 8.0 to 8.0 1.00 100 to 100 0.96 to 0.96 25% 0.50 to 0.50 3",
         "asp 2.0 to 3.0 3.20 100 to 100 0.96 to 0.96 25% 0.50 to 0.50 3",
     ]
-    assert out[-4:] == [
+    assert out[-5:] == [
         "seconds: until accuracy>=0.95; accuracy: of the last version",
         "2 seeds: each range is that of its runs, and decides nothing; --seeds 3 or more gives intervals",
         "learning rates (--learning-rate-rule none): the script's own",
         "both: compare.json, report.html, and a folder for each run",
+        "asp reached accuracy ≥ 0.95 3.20 × as fast as bsp (2.0 to 3.0 s against 8.0 s, 2 seeds: too few for an "
+        "interval); final accuracy equal (0.96).",
     ]
+
+
+def test_the_verdict_comes_last_with_its_intervals_and_calls_protocols_as_typed(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare("-p", "bsp", "-p", "ssp:bound=3", "--seeds", "3", "--quiet") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "ssp:bound=3 was as fast as bsp per sample, within the spread (10 ± 0 ms against 10 ± 0 ms, 3 seeds); "
+        "final accuracy equal (0.96)."
+    )
 
 
 def test_json_prints_the_comparison_as_compare_json_has_it(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import dry_run
 from paceline.cli.columns import as_csv, check_exports, export
-from paceline.cli.comparison_table import REPORT, markdown, numbers, remarks, rows_of
+from paceline.cli.comparison_table import REPORT, markdown, numbers, remarks
 from paceline.cli.main import Parser
 from paceline.cli.run import add_common, add_script, say_next
 from paceline.cli.series import job_of, say_stopped
@@ -23,6 +23,7 @@ from paceline.cli.what_next import after_comparison
 from paceline.core.choice import Choice
 from paceline.core.phrases import count
 from paceline.errors import ConfigError
+from paceline.records.comparison_rows import rows_of
 from paceline.records.summary import Target
 from paceline.runs import baseline
 from paceline.runs.compare import Plan, begun, carry_out
@@ -121,8 +122,8 @@ def call(options: argparse.Namespace) -> int:
         export("--export-markdown", options.export_markdown, markdown(state, folder))
     if options.export_csv is not None:
         export("--export-csv", options.export_csv, as_csv(*numbers(state)))
-    if shown := [folder / run["folder"] for run in state["runs"] if run["protocol"] != baseline.NAME]:
-        report(shown, folder / REPORT, say)  # the baseline has no ledger
+    if any(run["protocol"] != baseline.NAME for run in state["runs"]):  # the baseline has no ledger
+        report([folder], folder / REPORT, say)
         if not options.quiet and not options.json:
             say_next(after_comparison(folder / REPORT))
     return 0

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.columns import as_markdown
 from paceline.core.phrases import count
 from paceline.records.comparison import COMPARISON, LEAST
+from paceline.records.comparison_rows import rows_of
 from paceline.records.optimum import UNKNOWN
+from paceline.records.summary import Target
+from paceline.records.verdict import verdict
 from paceline.runs import baseline
 
 REPORT = "report.html"
 MEAN = {"": "mean", "_plus_minus": "plus_minus", "_low": "low", "_high": "high"}
 """The columns of a mean in CSV: the suffix of its name, and the key in `compare.json`."""
-
-
-def rows_of(state: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings, and a row for each protocol."""
-    settings, rows, metric = state["settings"], state["protocols"], state["metric"]
-    never = len(settings["seeds"]) > 1 and any(row["never"] for row in rows)
-    heads = ["seconds", "speed-up", *(["never"] if never else []), "samples/s", *([metric] if metric else [])]
-    known = any(row.get("over_best") for row in rows)
-    return ["protocol", *heads, "waiting", "stale", "max stale", *(["× best"] if known else [])], [
-        [
-            row["protocol"],
-            _written(row["seconds"], ".1f"),
-            "-" if row["speed_up"] is None else f"{row['speed_up']:.2f}",
-            *([f"{row['never']} of {row['runs']}"] if never else []),
-            _written(row["samples_per_second"], ".0f"),
-            *([_written(row["final"], ".4g", ".2g")] if metric else []),
-            "-" if row["waiting"] is None else f"{row['waiting']['mean']:.0%}",
-            _written(row["staleness"]["mean"], ".2f"),
-            "-" if row["staleness"]["max"] is None else str(row["staleness"]["max"]),
-            *([_written(row.get("over_best"), ".2f")] if known else []),
-        ]
-        for row in rows
-    ]
 
 
 def markdown(state: Mapping[str, Any], folder: Path) -> str:
@@ -71,18 +51,8 @@ def numbers(state: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return heads, [["" if row[head] is None else str(row[head]) for head in heads] for row in rows]
 
 
-def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = None) -> str:
-    """Format a mean with half of its interval. Of two runs, format the range."""
-    if value is None:
-        return "-"
-    half = value["plus_minus"]
-    if half is None and value["runs"] > 1:
-        return f"{value['low']:{form}} to {value['high']:{form}}"
-    return f"{value['mean']:{form}}" + ("" if half is None else f" ± {half:{spread or form}}")
-
-
 def remarks(state: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yield the remarks below the table."""
+    """Yield the remarks below the table. The last ones are the verdict."""
     settings, rows = state["settings"], state["protocols"]
     if settings["target"]:
         yield f"seconds: until {settings['target']}; {state['metric']}: of the last version"
@@ -112,3 +82,14 @@ def remarks(state: Mapping[str, Any], folder: Path) -> Iterator[str]:
         if row["diverged"]:
             yield f"{row['protocol']}: {row['diverged']} of {count(row['runs'], 'run')} diverged"
     yield f"{folder}: {COMPARISON}, {REPORT}, and a folder for each run"
+    yield from verdict_of(state)
+
+
+def verdict_of(state: Mapping[str, Any]) -> list[str]:
+    """Return the comparison's verdict."""
+    settings = state["settings"]
+    runs: dict[str, dict[Hashable, Mapping[str, Any]]] = {}
+    for run in state["runs"]:
+        runs.setdefault(run["protocol"], {})[run["seed"]] = run
+    target = Target.parse(settings["target"]) if settings["target"] else None
+    return verdict(runs, target, state["metric"], stops="stop_at_target" in settings)

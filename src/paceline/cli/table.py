@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.core.phrases import count
+from paceline.core.phrases import count, listed
 from paceline.protocols import registry
 from paceline.records.harm import harm
 from paceline.records.optimum import PARTS, UNKNOWN, over_best
 from paceline.records.reading import LEDGER
 from paceline.records.segments import Stretch, choice_of, name_of
-from paceline.records.summary import Summary, metric_text, metrics_of
+from paceline.records.summary import Summary, last_logged, metric_text, metrics_of
 
 SHOWN = 16  # workers that a table has a line for each of
 COPIES = {"to_device": "copies to the device", "from_device": "copies from the device"}
@@ -82,13 +82,14 @@ def _results(summary: Summary) -> Iterator[str]:
         last = summary["evaluations"][-1]
         metrics = ", ".join(f"{name} {metric_text(last[name])}" for name in metrics_of([last]))
         yield f"version {last['version']}, the last: {metrics}"
-        if summary["protocol"]["name"] in registry():  # a baseline is none
-            yield from filter(None, [" ".join(harm(summary, choice_of(summary, registry())))])
-    logged = summary.get("logged", {})
-    for metric, values in logged.items():
-        last = values["last"]
-        value = f"{metric} {metric_text(last['value'])}"
-        yield f"version {last['version']}, as worker {last['worker']} logged it last: {value}"
+    logged = last_logged(summary)
+    together: dict[tuple[int, int], list[str]] = {}
+    for metric, last in logged.items():
+        together.setdefault((last["version"], last["worker"]), []).append(f"{metric} {metric_text(last['value'])}")
+    for (version, worker), values in together.items():
+        yield f"version {version}, as worker {worker} logged it last: {listed(values)}"
+    if summary["protocol"]["name"] in registry():  # a baseline is none
+        yield from filter(None, [" ".join(harm(summary, choice_of(summary, registry())))])
     known = ", ".join(sorted({*metrics_of(summary["evaluations"]), *logged}))
     for target, met in summary["targets"].items():
         missed = f"not met; metrics: {known or 'none, as the script registers no evaluate and logs none of them'}"

@@ -129,7 +129,8 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """The comparison as a notebook shows it: the table that `paceline compare` prints."""
-        from paceline.cli.comparison_table import remarks, rows_of
+        from paceline.cli.comparison_table import remarks
+        from paceline.records.comparison_rows import rows_of
 
         heads, rows = rows_of(self._summary)
         return table(repr(self).strip("<>"), heads, rows, remarks(self._summary, self._folder))

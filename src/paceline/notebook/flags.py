@@ -42,7 +42,7 @@ class RunFlags(SharedFlags, total=False):
     compress: str | None
     learning_rate_scale: float
     isa: Literal["native", "common"]
-    tensorboard: bool
+    log_to: str | None
     progress: float
     checkpoint: int
     drain: float

@@ -12,7 +12,7 @@ from paceline.records.violations import SUMMED_UP, Violation
 
 TOLERANCE = 1e-6
 """Relative tolerance of measured seconds, of which a summary has nine digits."""
-SINCE = {"over_optimum", "computed", "gradient_seconds"}
+SINCE = {"over_optimum", "computed", "gradient_seconds", "scalars"}
 """Keys that summaries of earlier versions lack."""
 
 

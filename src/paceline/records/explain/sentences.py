@@ -66,13 +66,18 @@ def sentences(found: Findings) -> list[str]:
     """Explain the step or the worker in question, or else the whole run, in lines. Raises ConfigError."""
     if found.step is not None:
         return _of_step(found, found.step)
-    return _verdict(found) if found.worker is None else _of_worker(found, found.worker)
+    if found.worker is not None:
+        return _of_worker(found, found.worker)
+    spent, why = whole_run(found)
+    return [*spent, "", *_table(found), "", *why] if why else spent
 
 
-def _verdict(found: Findings) -> list[str]:
-    """Explain the whole run: where its time went, which workers made others wait, and what would help."""
+def whole_run(found: Findings) -> tuple[list[str], list[str]]:
+    """Explain the whole run without its table of workers: where their time went; then who made others wait, and what
+    would help.
+    """
     if not found.spent or not found.typical:
-        return ["No step was finished in this run: there is nothing to explain."]
+        return ["No step was finished in this run: there is nothing to explain."], []
     total = sum(spent.stayed for spent in found.spent.values())
     phases = {
         "computing": sum(spent.compute for spent in found.spent.values()),
@@ -81,25 +86,22 @@ def _verdict(found: Findings) -> list[str]:
         "other things": sum(spent.other for spent in found.spent.values()),
     }
     parts = [f"{_percent(seconds, total)} {name}" for name, seconds in phases.items()]
-    lines = [
+    went = [
         *_resumed(found),
         f"The workers spent {parts[0]}, {parts[1]}, {parts[2]} and {parts[3]}.",
         *_copied(found.spent.values(), "their"),
-        "",
-        *_table(found),
-        "",
     ]
-    lines += [*_who(found, total), *_links(found), *_carried(found), *_dropped(found)]
+    lines = [*_who(found, total), *_links(found), *_carried(found), *_dropped(found)]
     harmed = harm(found.run.summary, found.run.choice) if found.run.summary else []
     unordered = phases["waiting"] - found.waited.seconds
     if unordered < WORTH_SAYING * total:
-        return [*lines, *(harmed or [*_optimum(found), *_what_helps(found, phases, total)])]
+        return went, [*lines, *(harmed or [*_optimum(found), *_what_helps(found, phases, total)])]
     another, share = "Another " if found.waited.culprits else "", _percent(unordered, total)
     what = "averages" if found.run.choice.has_replicas else "the store"
     lines.append(f"{another}{share} of the time went to waiting for {what}, messages or a core.")
     crowded = _crowded(found, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(found, phases, total)
-    return [*lines, *crowded, *(harmed or [*_optimum(found), *helps])]
+    return went, [*lines, *crowded, *(harmed or [*_optimum(found), *helps])]
 
 
 def _copied(spent: Iterable[Spent], whose: str) -> Iterator[str]:

@@ -80,10 +80,15 @@ def _charts(runs: list[Contents]) -> Iterator[tuple[str, tuple[float, float], Ca
 
 def _curves(runs: list[Contents], points: list[Any], x: str, y: str) -> Callable[[Axes], None]:
     def paint(axes: Axes) -> None:
-        for at, (run, one) in enumerate(zip(runs, points, strict=True)):
+        groups = list(dict.fromkeys(run["group"] for run in runs))
+        named: set[str] = set()
+        for run, one in zip(runs, points, strict=True):
             if one:
+                at, group = groups.index(run["group"]), run["group"]
                 xs, ys = zip(*one, strict=True)
-                axes.plot(xs, ys, color=COLORS[at % 8], linestyle=DASHES[(at + at // 8) % 8], label=run["label"])
+                label = None if group in named else group  # the seeds of a protocol have one entry
+                named.add(group)
+                axes.plot(xs, ys, color=COLORS[at % 8], linestyle=DASHES[(at + at // 8) % 8], label=label)
         _dress(axes, x, y)
 
     return paint
