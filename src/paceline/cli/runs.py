@@ -15,7 +15,7 @@ from typing import Any
 from paceline.cli.columns import as_csv, as_markdown, as_text, check_exports, export
 from paceline.cli.main import Parser
 from paceline.cli.values import shortened
-from paceline.core.choice import Choice, brief, choose, typed
+from paceline.core.choice import Choice, choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.folders import STATUSES, Listed, Size, listed, runs_below, size_of
@@ -174,24 +174,13 @@ def _row(run: Listed) -> list[str]:
     return [
         str(run.folder),
         "-" if run.began is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(run.began)),
-        _protocol(run) or "-",
+        folders.protocol_of(run) or "-",
         "-" if run.workers is None else str(run.workers),
         run.status + (", simulated" if run.simulated else ""),
         "-" if run.steps is None else str(run.steps),
         seconds,
         _result(run),
     ]
-
-
-def _protocol(run: Listed) -> str:
-    """Return the protocol as it is typed, without defaults. One that is not known here keeps all parameters."""
-    if run.protocol is None:
-        return ""
-    try:
-        config = {key: None if value == "none" else value for key, value in (run.config or {}).items()}
-        return brief(registry()[run.protocol], config)
-    except LookupError:
-        return typed(run.protocol, run.config or {})
 
 
 def _result(run: Listed) -> str:

@@ -1,4 +1,4 @@
-"""Everything that shows how a run goes, while it goes: progress, reports of long waits, and TensorBoard."""
+"""Everything that shows how a run goes, while it goes: progress, long waits, TensorBoard, and the live page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from paceline.coordinator.clock import RunClock
 from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.member import WAITS, Members
+from paceline.display.feed import Feed
+from paceline.display.live import About, Curves, told
 from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
 from paceline.display.tensorboard import TensorBoard
@@ -16,6 +18,9 @@ from paceline.host.worker_output import WorkerOutput
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
 from paceline.records.summary import Tally
+from paceline.records.waits import WaitSums
+
+PAGE_EVERY = 0.5  # seconds between two views of the live page, while somebody looks at it
 
 
 class Display:
@@ -44,6 +49,11 @@ class Display:
         self._waits = WaitReports(settings.report_waits, hosts, reasons)
         self._board = TensorBoard(settings.folder) if settings.tensorboard else None
         self._shower: Shower | None = None
+        self._about = About.of(settings.choice, settings.script, settings.folder, reasons)
+        self._feed: Feed | None = None
+        self._curves = Curves()
+        self._tells = False
+        """Whether the live page is told at the next view."""
         self._epochs: int | None = None
         self._passes = 1
 
@@ -68,6 +78,13 @@ class Display:
         self._watch.share, self._watch.passed = share, lambda: self._loop.now() - began
         self.show()
 
+    def feed(self, feed: Feed) -> None:
+        """From now on tell the live page how the run goes, while somebody looks at it."""
+        self._feed = feed
+        self._tally.model.waits = WaitSums()
+        self._loop.watch(feed, self._hear_page)
+        self._hear_page()
+
     def begin(self, work: int | None, epochs: int | None, passes: int) -> None:
         """Training begins. `work`: samples in the whole run, or steps where none are counted; None if unknown.
 
@@ -84,6 +101,10 @@ class Display:
         """The worker's script has logged these values in that step."""
         if self._board is not None:
             self._board.logged(worker, step, scalars)
+        if self._feed is not None:
+            at = self._clock.at()
+            for name, value in scalars.items():
+                self._curves.add(name, at, value)
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
         """The script's `evaluate` said this of a recorded version."""
@@ -97,8 +118,31 @@ class Display:
             self._shower.close()
         if self._board is not None:
             self._board.close()
+        if self._feed is not None:
+            self._tell_page()  # as it was at last, which is what the page keeps
 
     def _show_progress(self) -> None:
         if self._shower is not None:
             self._shower.show(self._watch.look(self._clock.at()))
             self._loop.after(self._shower.every, self._show_progress)
+
+    def _hear_page(self) -> None:
+        assert self._feed is not None
+        self._feed.hear()
+        if self._feed.closed:
+            self._loop.unwatch(self._feed)
+            self._output.say("the process that serves the live page has gone; the run goes on without the page")
+        elif self._feed.is_looked_at and not self._tells:
+            self._show_page()
+
+    def _show_page(self) -> None:
+        assert self._feed is not None
+        self._tells = self._feed.is_looked_at and not self._feed.closed
+        if self._tells:
+            self._tell_page()
+            self._loop.after(PAGE_EVERY, self._show_page)
+
+    def _tell_page(self) -> None:
+        assert self._feed is not None
+        view = self._watch.look(self._clock.at())
+        self._feed.tell(told(self._about, view, self._tally, self._curves, self._output.said))

@@ -59,19 +59,25 @@ from paceline.worker_process.touched import notes, told
 if TYPE_CHECKING:
     from paceline.coordinator.host_registry import HostRegistry
     from paceline.coordinator.rendezvous import Listen, Rendezvous
+    from paceline.display.feed import Feed
 
 Direct = Callable[[Director, Journal], None]
 """Carries out all of a run's orders, and records what it tells the machine."""
 
 
 def run(
-    settings: Settings, interrupts: Interrupts, direct: Direct | None = None, listening: Listen | None = None
+    settings: Settings,
+    interrupts: Interrupts,
+    direct: Direct | None = None,
+    listening: Listen | None = None,
+    feed: Feed | None = None,
 ) -> Summary:
     """Run it. Return the summary, which the run's folder has too. `direct` decides what happens when, if given.
 
     A run that has lost a host which made versions goes on by itself, as often as the settings say.
 
     `listening`: where machines join, whose workers come on top of those that the settings have.
+    `feed`: leads to the live page, if there is one.
     Raises ConfigError when the script asks for what cannot be done. The folder is then gone again, unless
     training has come so far that it has something to lose. Raises SystemExit if the script's own argument parser
     ends the script.
@@ -79,7 +85,7 @@ def run(
     if settings.goes_on and listening is not None:
         listening = listening.at_one_port()
     while True:
-        summary, goes_on = _run(settings, interrupts, direct, listening)
+        summary, goes_on = _run(settings, interrupts, direct, listening, feed)
         if not goes_on:
             return summary
         snapshot, _ = newest_to_go_on_from(settings.folder)
@@ -91,7 +97,7 @@ def run(
 
 
 def _run(
-    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None
+    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None, feed: Feed | None
 ) -> tuple[Summary, bool]:
     """Run it once. Return whether it is to go on by itself, too."""
     check_memory(settings.workers)
@@ -104,12 +110,13 @@ def _run(
     made = make_folder(settings.folder) if settings.resumed is None else []
     files.traces = settings.folder
     keep, coordinator, goes_on = settings.resumed is not None, None, False
+    let_go = partial(_let_go, interrupts, feed)
     try:
         try:
             with (
-                forked_zygote(interrupts.let_go) as zygote,
+                forked_zygote(let_go) as zygote,
                 _noted(settings) as (settings, shared),
-                _meeting(settings, listening, partial(_let_go, interrupts, zygote)) as meeting,
+                _meeting(settings, listening, partial(_let_go_of_all, let_go, zygote)) as meeting,
                 _stage(settings, interrupts) as (loop, output),
                 _gathered(settings, meeting, interrupts, loop, output) as (settings, others),
             ):
@@ -119,7 +126,9 @@ def _run(
                 with _journal(settings) as journal:
                     fork = partial(fork_workers, settings=settings, zygote=zygote, folders=shared, pipes=settings.shows)
                     workers = Workers(loop, output, fork)
-                    coordinator = _coordinate(settings, interrupts, workers, journal, loop, output, others, direct)
+                    coordinator = _coordinate(
+                        settings, interrupts, workers, journal, loop, output, others, direct, feed
+                    )
                     shutdown = coordinator.run_state.shutdown
                     if others is not None:
                         journal.moved(others.cpu_seconds)
@@ -161,9 +170,16 @@ def _show_parsers_words(settings: Settings, worker: int) -> None:
     sys.stderr.write(settings.log(worker).read_text(errors="replace"))
 
 
-def _let_go(interrupts: Interrupts, zygote: Zygote) -> None:
-    """In an agent's process, which was forked from this one."""
+def _let_go(interrupts: Interrupts, feed: Feed | None) -> None:
+    """In a process that was forked from this one."""
     interrupts.let_go()
+    if feed is not None:
+        feed.let_go()
+
+
+def _let_go_of_all(let_go: Callable[[], None], zygote: Zygote) -> None:
+    """In an agent's process, which was forked from this one."""
+    let_go()
     zygote.let_go()
 
 
@@ -295,6 +311,7 @@ def _coordinate(
     output: WorkerOutput,
     others: HostRegistry | None,
     direct: Direct | None,
+    feed: Feed | None,
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
@@ -311,6 +328,8 @@ def _coordinate(
         moment = 0.0 if settings.resumed is None else settings.resumed.state.at
         policy = RunPolicy(clock=loop.now if direct is None else None, moment=moment)
         run_state = RunState(settings, workers, journal, output, loop, policy, others)
+        if feed is not None:
+            run_state.display.feed(feed)
         coordinator, shutdown = Coordinator(run_state, describe), run_state.shutdown
 
         def see_to_signals() -> None:

@@ -18,8 +18,11 @@ SEEDS = 2**32
 """How many there are, from 0 on."""
 UNKNOWN = "unknown"
 """What is recorded where the process could not be started again."""
-WITHOUT_VALUE = frozenset(("--json", "--quiet", "--stop-at-target", "--tensorboard", "--trusted-network", "--yes"))
-"""Flags of `paceline run` that no value follows. Here as a list, since reading a command line imports more."""
+WITHOUT_VALUE = frozenset(
+    ("--json", "--quiet", "--stop-at-target", "--tensorboard", "--trusted-network", "--ui", "--yes")
+)
+"""Flags of `paceline run` that no value follows, or only sometimes. Here as a list, since reading a command line
+imports more."""
 ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _kept: list[int] = []

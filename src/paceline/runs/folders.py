@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.core.choice import brief, typed
 from paceline.errors import ConfigError
+from paceline.protocols import registry
 from paceline.records.comparison import COMPARISON
-from paceline.records.folders import is_run, size_of
+from paceline.records.folders import Listed, is_run, size_of
 from paceline.records.kept import is_free
 from paceline.records.reading import LEDGER, is_written
 
@@ -67,3 +69,14 @@ def remove(folder: Path) -> int:
 def _others(folder: Path) -> Iterator[Path]:
     """Return the folders of runs inside this run's folder, however deep."""
     return (path.parent for path in folder.rglob(LEDGER) if path.parent != folder)
+
+
+def protocol_of(run: Listed) -> str:
+    """Return a listed run's protocol as it is typed, without defaults. One that is not known here keeps them."""
+    if run.protocol is None:
+        return ""
+    try:
+        config = {key: None if value == "none" else value for key, value in (run.config or {}).items()}
+        return brief(registry()[run.protocol], config)
+    except LookupError:
+        return typed(run.protocol, run.config or {})
