@@ -81,7 +81,7 @@ class Display:
     def feed(self, feed: Feed) -> None:
         """From now on tell the live page how the run goes, while somebody looks at it."""
         self._feed = feed
-        self._tally.model.waits = WaitSums()
+        self._tally.model.waits = WaitSums(sum(share.times.wait for share in self._tally.shares.values()))
         self._loop.watch(feed, self._hear_page)
         self._hear_page()
 

@@ -21,10 +21,12 @@ MOST_CURVES = 32
 MOST_POINTS = 256
 """Points of an evaluated metric."""
 MOST_CAUSES = 12
+BESIDES = "its version was being made, or no core was free"
+"""Why workers wait that no protocol holds."""
+LEAST = 0.01
+"""Seconds of such waits that are told."""
 LONGEST = 400
 """Characters of a line, a name or a reason."""
-PAST = ("completed", "interrupted", "failed", "diverged", "crashed")
-"""What a run may come to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def told(
         },
         "workers": [_row(row, tally, hosts) for row in sorted(rows, key=lambda row: row.worker)],
         "more": len(view.rows) - len(rows),
-        "causes": _causes(model.waits, about.reasons) if isinstance(model.waits, WaitSums) else [],
+        "causes": _causes(tally, about.reasons),
         "curves": [*_evaluations(tally), *curves.told()],
         "scores": [
             {"metric": _cut(one.metric), "value": one.value, "target": one.target, "met": one.met}
@@ -119,9 +121,9 @@ def told(
     }
 
 
-def ended(outcome: str, error: str | None = None) -> dict[str, Any]:
-    """Return what is told of a run's end. `error`: why, if it has not completed."""
-    return {"outcome": outcome, "error": error}
+def ended(outcome: str, error: str | None, *, kept: bool = True) -> dict[str, Any]:
+    """Return what is told of a run's end. `error`: why, if it has not completed. `kept`: whether it has a folder."""
+    return {"outcome": outcome, "error": error, "kept": kept}
 
 
 def _row(row: Row, tally: Tally, hosts: Mapping[int, str]) -> dict[str, Any]:
@@ -144,18 +146,24 @@ def _row(row: Row, tally: Tally, hosts: Mapping[int, str]) -> dict[str, Any]:
     }
 
 
-def _causes(waits: WaitSums, reasons: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the reasons why workers waited, the longest first, with the workers whose events ended the waits."""
-    longest = sorted(waits.seconds.items(), key=lambda one: -sum(one[1].values()))[:MOST_CAUSES]
-    return [
-        {
-            "why": _cut(sentence(waits.last[code], reasons)),
-            "seconds": sum(by.values()),
-            "times": waits.times[code],
-            "by": [[worker, seconds] for worker, seconds in by.most_common(8) if worker is not None],
-        }
-        for code, by in longest
-    ]
+def _causes(tally: Tally, reasons: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return why workers waited, the longest first: for each reason, how often, and whose events ended the waits.
+
+    A protocol orders waits. Whatever else workers waited between their steps was for the store or for a core.
+    """
+    waits = tally.model.waits
+    if not isinstance(waits, WaitSums):
+        return []
+    found: list[tuple[float, dict[str, Any]]] = []
+    for code, by in waits.seconds.items():
+        known = [[worker, seconds] for worker, seconds in by.most_common(8) if worker is not None]
+        why = _cut(sentence(waits.last[code], reasons))
+        found.append((sum(by.values()), {"why": why, "times": waits.times[code], "by": known}))
+    rest = sum(share.times.wait for share in tally.shares.values()) - waits.before - sum(one[0] for one in found)
+    if rest > LEAST:
+        found.append((rest, {"why": BESIDES, "times": None, "by": []}))
+    found.sort(key=lambda one: -one[0])
+    return [{**told, "seconds": seconds} for seconds, told in found[:MOST_CAUSES]]
 
 
 def _evaluations(tally: Tally) -> list[dict[str, Any]]:

@@ -119,8 +119,10 @@ class Waits:
 class WaitSums(Waits):
     """Waits, and the seconds of those that have ended: by code of their reason, and by the worker that ended them."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: float = 0.0) -> None:
+        """`before`: seconds that workers had waited in all before these are counted, as a resumed run has."""
         super().__init__()
+        self.before = before
         self.seconds: defaultdict[str, Counter[int | None]] = defaultdict(Counter)
         """None: no other worker ended the wait."""
         self.times: Counter[str] = Counter()

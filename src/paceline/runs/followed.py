@@ -59,7 +59,7 @@ class FollowedRun:
         if (self.folder / SUMMARY).exists() and not goes_on:
             summary = read_json(self.folder / SUMMARY)
             return ended(str(summary["outcome"]), summary["error"])
-        return None if goes_on else ended("crashed", "no process writes it any more, and it has no summary")
+        return None if goes_on else ended("crashed", "no process writes it any more")
 
     def _begin(self) -> None:
         """Forget what was read."""

@@ -313,10 +313,12 @@ def served(port: int, say: Callable[[str], None]) -> Iterator[Feed]:
     try:
         yield feed
     except PacelineError as error:
-        feed.ended({"end": ended("failed", str(error))})
+        feed.ended({"end": ended("failed", str(error), kept=False)})
         raise
     finally:
-        feed.ended({"end": ended("interrupted")})  # which changes nothing if it has been told how the run ended
+        feed.ended(
+            {"end": ended("interrupted", None, kept=False)}
+        )  # which changes nothing if it has been told how the run ended
         end_in_time(process)
 
 
