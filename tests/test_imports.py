@@ -39,7 +39,7 @@ MAY_IMPORT = {
     },
     "runs": {
         *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "training", "transfer", "host"),
-        *("job", "launch", "worker_process", "coordinator", "files", "terminal"),
+        *("job", "launch", "worker_process", "coordinator", "display", "files", "terminal"),
     },
     "cli": {
         *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "host", "job", "launch"),

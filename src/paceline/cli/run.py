@@ -344,13 +344,9 @@ def _train(settings: Settings, listening: Listen | None, ui: int | None, *, unde
 
     if ui is None:
         return run(settings, Interrupts(), listening=listening)
-    from paceline.display.live import ended
     from paceline.runs.ui import served
 
-    with served(ui, say) as feed:
-        summary = run(settings, Interrupts(), listening=listening, feed=feed)
-        feed.ended({"end": ended(summary["outcome"], summary["error"])})
-    return summary
+    return served(ui, say, lambda feed: run(settings, Interrupts(), listening=listening, feed=feed))
 
 
 def _show(summary: Summary, settings: Settings) -> int:

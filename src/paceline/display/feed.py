@@ -61,8 +61,6 @@ class Feed:
 
     def ended(self, told: Mapping[str, Any]) -> None:
         """Tell how the run has ended. Nothing is told after that."""
-        if self._end.fileno() < 0:
-            return
         with suppress(OSError):  # the process has gone, or does not read
             self._end.settimeout(PATIENCE)
             self._end.sendall(self._rest + self._next + END + msgspec.json.encode(told) + b"\n")

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +34,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.files import traced
 from paceline.ipc.processes import end_in_time, fork_child
 from paceline.records.folders import Listed, is_run, listed, runs_below
+from paceline.records.summary import Summary
 from paceline.runs.folders import protocol_of
 from paceline.runs.followed import FollowedRun
 from paceline.terminal import say
@@ -213,7 +214,8 @@ def listen(port: int, flag: str) -> socket.socket:
     try:
         return socket.create_server((LOOPBACK, port))
     except OSError as error:
-        raise ConfigError(f"{flag} {port}: {error.strerror}; name another port, or none for a free one") from None
+        why = os.strerror(error.errno or 0)
+        raise ConfigError(f"{flag} {port}: {why}; name another port, or none for a free one") from None
 
 
 def address(listener: socket.socket, token: str) -> str:
@@ -287,14 +289,14 @@ class RunSource:
             self._changed.notify_all()
 
 
-@contextmanager
-def served(port: int, say: Callable[[str], None]) -> Iterator[Feed]:
-    """Serve the page of the run that this process is about to make, in a process of its own. Yield the run's feed.
+def served(port: int, say: Callable[[str], None], make: Callable[[Feed], Summary]) -> Summary:
+    """Make a run, and serve its page meanwhile, in a process of its own. `make` makes it, and gets its feed.
 
-    `say` gets the page's address. The page is told of an error that ends the block. Raises ConfigError.
+    `say` gets the page's address. Raises ConfigError, in one line, if no page can be served there.
     """
     token = new_token()
     listener = listen(port, "--ui")
+    where = address(listener, token)
     ours, theirs = socket.socketpair()
 
     def body() -> int:
@@ -308,17 +310,17 @@ def served(port: int, say: Callable[[str], None]) -> Iterator[Feed]:
 
     with listener, theirs:
         process = fork_child(body)
-        say(f"live page: {address(listener, token)}")
-    feed = Feed(ours)
+    say(f"live page: {where}")
+    feed, end = Feed(ours), ended("interrupted", None, kept=False)
     try:
-        yield feed
+        summary = make(feed)
+        end = ended(summary["outcome"], summary["error"])
+        return summary
     except PacelineError as error:
-        feed.ended({"end": ended("failed", str(error), kept=False)})
+        end = ended("failed", str(error), kept=False)
         raise
     finally:
-        feed.ended(
-            {"end": ended("interrupted", None, kept=False)}
-        )  # which changes nothing if it has been told how the run ended
+        feed.ended({"end": end})
         end_in_time(process)
 
 
