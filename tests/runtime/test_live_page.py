@@ -584,8 +584,10 @@ def test_an_interrupted_run_says_so_on_its_page(launch: Launch, tmp_path: Path) 
 
 def test_a_run_that_is_refused_says_why_on_its_page(launch: Launch, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    begins = f"tell('here')\nwhile not os.path.exists('{go}'): time.sleep(0.01)"
-    run = launch.start(training(before=begins), "--ui", "--target", "accuracy>=0.9", "--stop-at-target")
+    begins = (
+        f"tell('here')\nwhile not os.path.exists('{go}'): time.sleep(0.01)\nevaluate = lambda model: {'error': 1.0}"
+    )
+    run = launch.start(training(before=begins), "--ui", "--target", "accuracy>=0.9")
     _, port, path = address_of(run)
     with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("GET", f"{path}events")
@@ -640,23 +642,45 @@ def test_a_browser_draws_the_run_and_its_end(launch: Launch, tmp_path: Path) -> 
 
 @pytest.mark.real_run
 @pytest.mark.skipif(PROGRAM is None, reason="no browser is installed")
-def test_a_browser_takes_no_name_for_code_and_says_that_the_connection_is_lost(tmp_path: Path) -> None:
+def test_a_browser_takes_no_name_for_code(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     copied("ssp", runs / HOSTILE)
     copied("ripples", runs / "other")
-    with Browser(tmp_path / "profile") as browser:
-        with serving(FolderSource([runs])) as port:
-            browser.open(f"http://127.0.0.1:{port}/{TOKEN}/")
-            browser.wait_for("document.querySelectorAll('main a').length === 2")
-            assert HOSTILE in browser.ask("document.querySelector('main').innerText")
-            browser.ask(
-                "[...document.querySelectorAll('main a')].find((one) => one.innerText.includes('<img')).click()"
-            )
-            browser.wait_for("document.getElementById('pill').textContent === 'completed'")
-            assert HOSTILE in browser.ask("document.getElementById('what').textContent")
-            assert browser.ask("document.images.length") == 0
-            assert browser.complaints == []
-            browser.open(f"http://127.0.0.1:{port}/{TOKEN}/")
-            browser.wait_for("document.querySelectorAll('main a').length === 2")
+    with Browser(tmp_path / "profile") as browser, serving(FolderSource([runs])) as port:
+        browser.open(f"http://127.0.0.1:{port}/{TOKEN}/")
+        browser.wait_for("document.querySelectorAll('main a').length === 2")
+        assert HOSTILE in browser.ask("document.querySelector('main').innerText")
+        browser.ask("[...document.querySelectorAll('main a')].find((a) => a.innerText.includes('<img')).click()")
+        browser.wait_for("document.getElementById('pill').textContent === 'completed'")
+        assert HOSTILE in browser.ask("document.getElementById('what').textContent")
+        assert browser.ask("document.images.length") == 0
+        assert browser.complaints == []
+
+
+class Breaking:
+    """A source whose connections break until it is mended."""
+
+    def __init__(self) -> None:
+        self.mended = False
+        self.over = threading.Event()
+
+    def events(self, run: str | None) -> Events:
+        row = {"name": f"mended: {self.mended}", "began": None, "status": "running"}
+        yield msgspec.json.encode({"runs": [row], "more": False})
+        if self.mended:
+            self.over.wait()
+
+
+@pytest.mark.real_run
+@pytest.mark.skipif(PROGRAM is None, reason="no browser is installed")
+def test_a_browser_says_that_the_connection_is_lost_keeps_what_was_there_and_tries_again(tmp_path: Path) -> None:
+    source = Breaking()
+    with Browser(tmp_path / "profile") as browser, serving(source) as port:
+        browser.open(f"http://127.0.0.1:{port}/{TOKEN}/")
         browser.wait_for("document.getElementById('pill').textContent === 'connection lost'")
-        assert browser.ask("document.querySelectorAll('main a').length") == 2, "what was shown stays"
+        assert browser.ask("document.querySelector('main a').innerText") == "mended: false"
+        source.mended = True
+        browser.wait_for("document.querySelector('main a').innerText === 'mended: true'")
+        assert browser.ask("document.getElementById('pill').textContent") == "live"
+        assert browser.ask("document.getElementById('banner').innerText") == ""
+        source.over.set()

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,15 @@ from support.events import LONG
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next((found for name in NAMES if (found := shutil.which(name))), None)
+
+WITH_PIPES = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+os.dup2(ends[0], 3)
+os.dup2(ends[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Begins a program that has two pipes as its descriptors 3 and 4."""
 
 
 class Browser:
@@ -29,9 +39,9 @@ class Browser:
         theirs_in, self._to = os.pipe()
         self._from, theirs_out = os.pipe()
         flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}")
-        command = " ".join(f"'{word}'" for word in (PROGRAM, *flags, "--remote-debugging-pipe", "about:blank"))
-        self._process = subprocess.Popen(  # the browser has its ends of the pipes as 3 and 4
-            ["sh", "-c", f"exec {command} 3<&{theirs_in} 4>&{theirs_out}"],
+        command = [PROGRAM, *flags, "--remote-debugging-pipe", "about:blank"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WITH_PIPES, str(theirs_in), str(theirs_out), *command],
             pass_fds=[theirs_in, theirs_out],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
