@@ -585,7 +585,7 @@ def test_an_interrupted_run_says_so_on_its_page(launch: Launch, tmp_path: Path) 
 def test_a_run_that_is_refused_says_why_on_its_page(launch: Launch, tmp_path: Path) -> None:
     go = tmp_path / "go"
     begins = (
-        f"tell('here')\nwhile not os.path.exists('{go}'): time.sleep(0.01)\nevaluate = lambda model: {'error': 1.0}"
+        f"tell('here')\nwhile not os.path.exists('{go}'): time.sleep(0.01)\nevaluate = lambda model: dict(error=1.0)"
     )
     run = launch.start(training(before=begins), "--ui", "--target", "accuracy>=0.9")
     _, port, path = address_of(run)
@@ -665,7 +665,7 @@ class Breaking:
         self.over = threading.Event()
 
     def events(self, run: str | None) -> Events:
-        row = {"name": f"mended: {self.mended}", "began": None, "status": "running"}
+        row = {"name": f"mended: {self.mended}".lower(), "began": None, "status": "running"}
         yield msgspec.json.encode({"runs": [row], "more": False})
         if self.mended:
             self.over.wait()

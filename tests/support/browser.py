@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -77,15 +78,18 @@ class Browser:
 
     def ask(self, expression: str) -> Any:
         """Return the value of this JavaScript."""
-        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def wait_for(self, condition: str) -> None:
         """Wait until this JavaScript is true."""
-        poll = "new Promise((go) => { const look = () => (%s) ? go(true) : setTimeout(look, 20); look(); })"
-        within = f"Promise.race([{poll % condition}, new Promise((go) => setTimeout(() => go(false), {1000 * LONG}))])"
-        assert self.ask(within), f"{condition} has not come true; the page says:\n{self.ask('document.body.innerText')}"
+        tried = f"(() => {{ try {{ return Boolean({condition}) }} catch {{ return false }} }})()"
+        deadline = time.monotonic() + LONG
+        while not self.ask(tried):
+            said = f"{condition} has not come true; the page says:"
+            assert time.monotonic() < deadline, f"{said}\n{self.ask('document.body.innerText')}"
+            time.sleep(0.02)
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
