@@ -22,7 +22,7 @@ import pytest
 
 from paceline.cli.main import main, parser
 from paceline.display.feed import Feed
-from paceline.display.live import MOST_CURVES, MOST_ROWS, About, Curves, told
+from paceline.display.live import MOST_CURVES, MOST_ROWS, About, LoggedCurves, told
 from paceline.display.state import Curve, Row, Score, State, View
 from paceline.notebook.flags import parsed, words
 from paceline.records.ledger import read_facts
@@ -31,7 +31,7 @@ from paceline.records.run_model import RunModel
 from paceline.records.summary import Tally
 from paceline.records.waits import WaitSums
 from paceline.runs import ui
-from paceline.runs.followed import FollowedRun
+from paceline.runs.followed import LedgerFollower
 from paceline.runs.ui import Events, FolderSource, RunSource, Server, listen, page
 from support.browser import PROGRAM, Browser
 from support.events import said
@@ -190,7 +190,7 @@ def view(**given: Any) -> View:
 
 
 def test_whatever_a_run_has_is_json(tmp_path: Path) -> None:
-    curves, tally = Curves(), Tally(RunModel(waits=WaitSums()))
+    curves, tally = LoggedCurves(), Tally(RunModel(waits=WaitSums()))
     curves.add("loss", 1.0, math.nan)
     curves.add("loss", 2.0, 0.5)
     tally.recorded(3, 2.0, None)
@@ -212,14 +212,14 @@ def test_whatever_a_run_has_is_json(tmp_path: Path) -> None:
 
 def test_of_many_workers_those_are_told_of_that_others_wait_for() -> None:
     rows = tuple(Row(one, 0, 0.0, State("idle"), 0, 0, None, awaited_by=int(one == 900)) for one in range(1000))
-    shown = told(ABOUT, view(rows=rows), Tally(), Curves())
+    shown = told(ABOUT, view(rows=rows), Tally(), LoggedCurves())
     workers = [one["worker"] for one in shown["workers"]]
     assert workers == [*range(MOST_ROWS - 1), 900]
     assert shown["more"] == 1000 - MOST_ROWS
 
 
 def test_curves_take_no_more_memory_however_much_is_logged() -> None:
-    curves = Curves()
+    curves = LoggedCurves()
     for step in range(5000):
         curves.add("loss", float(step), float(step))
         curves.add(f"name {step}", 0.0, 0.0)
@@ -233,7 +233,7 @@ def test_waits_are_added_up_by_their_cause_and_by_who_ended_them_with_the_rest_b
     tally = tally_of(FIXTURES / "ssp" / "ledger.sqlite")
     sums = tally.model.waits = WaitSums()
     ended_waits = [wait for moment in read_facts(FIXTURES / "ssp" / "ledger.sqlite") for wait in sums.record(*moment)]
-    causes = told(ABOUT, view(), tally, Curves())["causes"]
+    causes = told(ABOUT, view(), tally, LoggedCurves())["causes"]
     ordered = [one for one in causes if one["times"]]
     assert sum(one["times"] for one in ordered) == len(ended_waits) > 0
     assert sum(one["seconds"] for one in ordered) == pytest.approx(sum(wait.seconds for wait in ended_waits))
@@ -369,7 +369,7 @@ def copied(name: str, to: Path) -> Path:
 def test_a_recorded_run_is_shown_as_its_summary_has_it(tmp_path: Path) -> None:
     run = copied("ssp", tmp_path / "one")
     summary = json.loads((run / "summary.json").read_text())
-    shown = FollowedRun(run).look()
+    shown = LedgerFollower(run).look()
     assert shown["title"] == "ssp:bound=1"
     assert (shown["steps"], shown["samples"], shown["version"]) == tuple(
         summary[key] for key in ("steps", "samples", "versions")
@@ -399,8 +399,8 @@ def cut(run: Path, share: float) -> None:
 @pytest.mark.parametrize("name", ["ssp", "ripples", "ps-plus"])
 def test_a_run_that_is_read_bit_by_bit_is_shown_as_one_that_is_read_at_once(name: str, tmp_path: Path) -> None:
     run = copied(name, tmp_path / "one")
-    at_once = FollowedRun(run).look()
-    followed, steps = FollowedRun(run), []
+    at_once = LedgerFollower(run).look()
+    followed, steps = LedgerFollower(run), []
     for share in (0.0, 0.3, 0.7, 1.0):
         shutil.copy(FIXTURES / name / "ledger.sqlite", run / "ledger.sqlite")
         cut(run, share)
@@ -412,24 +412,24 @@ def test_a_run_that_is_read_bit_by_bit_is_shown_as_one_that_is_read_at_once(name
 
 def test_a_run_that_was_cut_as_it_was_resumed_is_read_anew(tmp_path: Path) -> None:
     run = copied("ssp", tmp_path / "one")
-    followed = FollowedRun(run)
+    followed = LedgerFollower(run)
     whole = followed.look()
     cut(run, 0.5)
     shown = followed.look()
-    assert shown == FollowedRun(run).look()
+    assert shown == LedgerFollower(run).look()
     assert shown["steps"] < whole["steps"]
 
 
 def test_a_run_without_a_summary_has_crashed_unless_a_process_writes_it(tmp_path: Path) -> None:
     run = copied("ssp", tmp_path / "one")
     (run / "summary.json").unlink()
-    assert FollowedRun(run).look()["end"]["outcome"] == "crashed"
+    assert LedgerFollower(run).look()["end"]["outcome"] == "crashed"
     import fcntl
 
     folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     try:
-        assert FollowedRun(run).look()["end"] is None
+        assert LedgerFollower(run).look()["end"] is None
     finally:
         os.close(folder)
 

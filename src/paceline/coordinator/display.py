@@ -8,7 +8,7 @@ from paceline.coordinator.clock import RunClock
 from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.member import WAITS, Members
 from paceline.display.feed import Feed
-from paceline.display.live import About, Curves, told
+from paceline.display.live import About, LoggedCurves, told
 from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
 from paceline.display.tensorboard import TensorBoard
@@ -51,7 +51,7 @@ class Display:
         self._shower: Shower | None = None
         self._about = About.of(settings.choice, settings.script, settings.folder, reasons)
         self._feed: Feed | None = None
-        self._curves = Curves()
+        self._curves = LoggedCurves()
         self._tells = False
         """Whether the live page is told at the next view."""
         self._epochs: int | None = None

@@ -110,13 +110,12 @@ def _run(
     made = make_folder(settings.folder) if settings.resumed is None else []
     files.traces = settings.folder
     keep, coordinator, goes_on = settings.resumed is not None, None, False
-    let_go = partial(_let_go, interrupts, feed)
     try:
         try:
             with (
-                forked_zygote(let_go) as zygote,
+                forked_zygote(partial(_let_go, interrupts, feed)) as zygote,
                 _noted(settings) as (settings, shared),
-                _meeting(settings, listening, partial(_let_go_of_all, let_go, zygote)) as meeting,
+                _meeting(settings, listening, partial(_let_go, interrupts, feed, zygote)) as meeting,
                 _stage(settings, interrupts) as (loop, output),
                 _gathered(settings, meeting, interrupts, loop, output) as (settings, others),
             ):
@@ -126,9 +125,7 @@ def _run(
                 with _journal(settings) as journal:
                     fork = partial(fork_workers, settings=settings, zygote=zygote, folders=shared, pipes=settings.shows)
                     workers = Workers(loop, output, fork)
-                    coordinator = _coordinate(
-                        settings, interrupts, workers, journal, loop, output, others, direct, feed
-                    )
+                    coordinator = _conduct(settings, interrupts, workers, journal, loop, output, others, direct, feed)
                     shutdown = coordinator.run_state.shutdown
                     if others is not None:
                         journal.moved(others.cpu_seconds)
@@ -170,17 +167,11 @@ def _show_parsers_words(settings: Settings, worker: int) -> None:
     sys.stderr.write(settings.log(worker).read_text(errors="replace"))
 
 
-def _let_go(interrupts: Interrupts, feed: Feed | None) -> None:
-    """In a process that was forked from this one."""
-    interrupts.let_go()
-    if feed is not None:
-        feed.let_go()
-
-
-def _let_go_of_all(let_go: Callable[[], None], zygote: Zygote) -> None:
-    """In an agent's process, which was forked from this one."""
-    let_go()
-    zygote.let_go()
+def _let_go(interrupts: Interrupts, feed: Feed | None, zygote: Zygote | None = None) -> None:
+    """In a process that was forked from this one: a worker's, or an agent's, which has inherited the zygote's, too."""
+    for inherited in (interrupts, feed, zygote):
+        if inherited is not None:
+            inherited.let_go()
 
 
 @contextmanager
@@ -302,7 +293,7 @@ def _journal(settings: Settings) -> Iterator[Journal]:
         ledger.close()
 
 
-def _coordinate(
+def _conduct(
     settings: Settings,
     interrupts: Interrupts,
     workers: Workers,
@@ -341,19 +332,7 @@ def _coordinate(
         see_to_signals()  # which came while the workers were forked
         if failure:
             shutdown.fail(failure)
-        try:
-            if direct is not None:
-                director = Director(coordinator)
-                direct(director, journal)
-                director.end()
-            else:
-                machine = run_state.snapshots.machine = settings.choice.machine()
-                drive(machine, coordinator.facts(), coordinator.carry_out, journal.record)
-        except (ProtocolViolation, RunFailed) as error:
-            if isinstance(error, ProtocolViolation) or shutdown.outcome != "interrupted":  # otherwise it was to end
-                shutdown.break_off(str(error))
-        except Exception as error:
-            shutdown.break_off(unforeseen(error, "head"))
+        _direct(coordinator, direct, journal)
         return coordinator
     finally:
         workers.end_all()
@@ -363,6 +342,24 @@ def _coordinate(
         end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
         adopt_orphans(False)
         _remove_unfinished(settings.folder)
+
+
+def _direct(coordinator: Coordinator, direct: Direct | None, journal: Journal) -> None:
+    """Take the run to its end. An error ends it, and says why."""
+    run_state, shutdown = coordinator.run_state, coordinator.run_state.shutdown
+    try:
+        if direct is not None:
+            director = Director(coordinator)
+            direct(director, journal)
+            director.end()
+        else:
+            machine = run_state.snapshots.machine = run_state.settings.choice.machine()
+            drive(machine, coordinator.facts(), coordinator.carry_out, journal.record)
+    except (ProtocolViolation, RunFailed) as error:
+        if isinstance(error, ProtocolViolation) or shutdown.outcome != "interrupted":  # otherwise it was to end
+            shutdown.break_off(str(error))
+    except Exception as error:
+        shutdown.break_off(unforeseen(error, "head"))
 
 
 def _start(workers: Workers, here: Sequence[int], interrupts: Interrupts) -> str:

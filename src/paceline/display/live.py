@@ -48,8 +48,8 @@ class About:
 
 
 @dataclass(slots=True)
-class Curves:
-    """Curves of all that scripts log, over the run's time: the mean over the workers, in few points."""
+class LoggedCurves:
+    """LoggedCurves of all that scripts log, over the run's time: the mean over the workers, in few points."""
 
     _curves: dict[str, tuple[Curve, Curve]] = field(default_factory=dict)
     """By name: moments and values."""
@@ -78,7 +78,7 @@ def told(
     about: About,
     view: View,
     tally: Tally,
-    curves: Curves,
+    curves: LoggedCurves,
     remarks: Iterable[str] = (),
     end: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:

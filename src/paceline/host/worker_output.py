@@ -86,9 +86,9 @@ class WorkerOutput:
         """Print one line of our own. What others have said is in some, and may be anything."""
         line = printable(cut(line, LONGEST_LINE))
         self.said.append(line)
-        self.progress(line)
+        self.say_progress(line)
 
-    def progress(self, line: str) -> None:
+    def say_progress(self, line: str) -> None:
         """Print one line about how the run goes. It is not kept in `said`, as the next one replaces it."""
         self._print(f"paceline: {line}\n", sys.stderr)
 

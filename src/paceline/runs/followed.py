@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, UpdateArrived
 from paceline.core.orders import Order, Release
-from paceline.display.live import About, Curves, ended, told
+from paceline.display.live import About, LoggedCurves, ended, told
 from paceline.display.state import WINDOW, Row, State, View, epoch_of, made_of, samples_of, scores_of, settled
 from paceline.errors import ConfigError
 from paceline.files import read_json, read_record
@@ -32,7 +32,7 @@ from paceline.records.times import StepTimes
 from paceline.records.waits import WaitSums
 
 
-class FollowedRun:
+class LedgerFollower:
     """Reads what the ledger has got since the last look."""
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +69,7 @@ class FollowedRun:
         self._epochs: int | None = config.get("limits", {}).get("epochs")
         self._targets = [Target.parse(text) for text in config.get("targets", ())]
         self._tally = Tally(RunModel(waits=WaitSums()))
-        self._curves = Curves()
+        self._curves = LoggedCurves()
         self._doing: dict[int, str] = {}
         """By worker, unless it waits or has left."""
         self._logged: dict[int, dict[str, float]] = {}

@@ -36,7 +36,7 @@ from paceline.ipc.processes import end_in_time, fork_child
 from paceline.records.folders import Listed, is_run, listed, runs_below
 from paceline.records.summary import Summary
 from paceline.runs.folders import protocol_of
-from paceline.runs.followed import FollowedRun
+from paceline.runs.followed import LedgerFollower
 from paceline.terminal import say
 
 LOOPBACK = "127.0.0.1"
@@ -375,7 +375,7 @@ class FolderSource:
 
     def _run(self, folder: Path) -> Events:
         with self._lock:
-            shared = self._followed.setdefault(str(folder), _Shared(FollowedRun(folder)))
+            shared = self._followed.setdefault(str(folder), _Shared(LedgerFollower(folder)))
             shared.viewers += 1
         try:
             before, over = b"", False
@@ -394,7 +394,7 @@ class FolderSource:
 class _Shared:
     """A run that several readers may look at."""
 
-    def __init__(self, run: FollowedRun) -> None:
+    def __init__(self, run: LedgerFollower) -> None:
         self.viewers = 0
         self._run = run
         self._lock = threading.Lock()
