@@ -254,25 +254,25 @@ class DdpWorker:
         return self._scenario.compute is not None or bool(self._scenario.speeds) or bool(self._scenario.events)
 
     def progress(self) -> tuple[int, int] | None:
-        """See `schedules.LedgerFollower`: a step of DDP is one of all workers' batches."""
+        """See `schedules.FollowedRun`: a step of DDP is one of all workers' batches."""
         if self._shared is None or not self._shared.looping:
             return None
         return self._fetched * self.workers, self._fetched
 
     @property
     def absorbs(self) -> bool:
-        """See `schedules.LedgerFollower`. Each of the script's steps is one of the run."""
+        """See `schedules.FollowedRun`. Each of the script's steps is one of the run."""
         return False
 
     def remark_once(self, key: str, line: str) -> None:
-        """See `schedules.LedgerFollower`. A run says it."""
+        """See `schedules.FollowedRun`. A run says it."""
 
     def decides(self) -> bool:
-        """See `schedules.LedgerFollower`. Under DDP worker 0 does."""
+        """See `schedules.FollowedRun`. Under DDP worker 0 does."""
         return self.worker == 0
 
     def decided(self, scheduler: Plateau, metric: float) -> None:
-        """See `schedules.LedgerFollower`. The others learn it at the step that comes next, which all make together."""
+        """See `schedules.FollowedRun`. The others learn it at the step that comes next, which all make together."""
         what = [self._step, self.plateaus.index(scheduler), metric]
         self._store.set(f"decided {self._decided}", json.dumps(what))
         self._decided += 1
