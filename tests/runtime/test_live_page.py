@@ -447,6 +447,16 @@ def test_the_list_has_every_run_and_only_its_runs_can_be_opened(tmp_path: Path) 
         assert json.loads(next(source.events(name)) or b"") == {"error": "there is no such run in these folders"}
 
 
+def test_a_folder_whose_name_is_no_utf_8_is_listed_and_can_be_opened(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    copied("ssp", runs / os.fsdecode(b"\xff\xfe"))
+    source = FolderSource([runs])
+    with closing(source.events(None)) as listed:
+        (row,) = json.loads(next(listed) or b"")["runs"]
+    shown = json.loads(next(source.events(row["name"])) or b"")
+    assert (row["name"], shown["folder"], shown["steps"]) == (f"{runs}/\\udcff\\udcfe", row["name"], 16)
+
+
 def test_a_run_that_cant_be_read_is_one_line(tmp_path: Path) -> None:
     run = copied("ssp", tmp_path / "one")
     (run / "ledger.sqlite").write_bytes(b"no ledger")

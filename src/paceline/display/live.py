@@ -44,7 +44,8 @@ class About:
     @classmethod
     def of(cls, choice: Choice, script: object, folder: object, reasons: Mapping[str, str]) -> About:
         """`reasons`: those of the protocol, and others."""
-        return cls(brief(choice.spec, choice.parameters()), str(script), str(folder), reasons, choice.has_store)
+        title = plain(brief(choice.spec, choice.parameters()))
+        return cls(title, plain(script), plain(folder), reasons, choice.has_store)
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class LoggedCurves:
     def told(self) -> list[dict[str, Any]]:
         """Return the curves that have a point."""
         return [
-            {"name": _cut(name), "of": "log", "points": [*zip(moments.points, values.points, strict=True)]}
+            {"name": plain(name), "of": "log", "points": [*zip(moments.points, values.points, strict=True)]}
             for name, (moments, values) in self._curves.items()
             if values.points
         ]
@@ -94,7 +95,7 @@ def told(
         "seconds": view.seconds,
         "training": 0.0 if model.began is None else max(0.0, model.at - model.began - model.paused),
         "done": view.done,
-        "until": view.until,
+        "until": plain(view.until),
         "left": view.left,
         "epoch": view.epoch,
         "version": model.versions if about.has_store else None,
@@ -113,10 +114,15 @@ def told(
         "causes": _causes(tally, about.reasons),
         "curves": [*_evaluations(tally), *curves.told()],
         "scores": [
-            {"metric": _cut(one.metric), "value": one.value, "target": one.target, "met": one.met}
+            {
+                "metric": plain(one.metric),
+                "value": one.value,
+                "target": one.target and plain(one.target),
+                "met": one.met,
+            }
             for one in view.scores
         ],
-        "remarks": [_cut(line) for line in remarks],
+        "remarks": [plain(line) for line in remarks],
         "end": end,
     }
 
@@ -130,16 +136,16 @@ def _row(row: Row, tally: Tally, hosts: Mapping[int, str]) -> dict[str, Any]:
     times = tally.shares[row.worker].times if row.worker in tally.shares else StepTotals()
     return {
         "worker": row.worker,
-        "host": hosts.get(row.worker),
+        "host": plain(hosts[row.worker]) if row.worker in hosts else None,
         "steps": row.steps,
         "speed": row.speed,
-        "doing": row.state.doing,
-        "for": row.state.awaited,
-        "why": _cut(row.state.why),
+        "doing": plain(row.state.doing),
+        "for": plain(row.state.awaited),
+        "why": plain(row.state.why),
         "awaited_by": row.awaited_by,
         "lead": row.lead,
         "stale": row.stale,
-        "logged": None if row.logged is None else [_cut(row.logged[0]), row.logged[1]],
+        "logged": None if row.logged is None else [plain(row.logged[0]), row.logged[1]],
         "compute": times.compute,
         "wait": times.wait,
         "transfer": times.transfer,
@@ -157,7 +163,7 @@ def _causes(tally: Tally, reasons: Mapping[str, str]) -> list[dict[str, Any]]:
     found: list[tuple[float, dict[str, Any]]] = []
     for code, by in waits.seconds.items():
         known = [[worker, seconds] for worker, seconds in by.most_common(8) if worker is not None]
-        why = _cut(sentence(waits.last[code], reasons))
+        why = plain(sentence(waits.last[code], reasons))
         found.append((sum(by.values()), {"why": why, "times": waits.times[code], "by": known}))
     rest = sum(share.times.wait for share in tally.shares.values()) - waits.before - sum(one[0] for one in found)
     if rest > LEAST:
@@ -174,7 +180,7 @@ def _evaluations(tally: Tally) -> list[dict[str, Any]]:
         for name, value in metrics.items():
             if at is not None and math.isfinite(value):
                 points.setdefault(name, []).append((at, value))
-    return [{"name": _cut(name), "of": "evaluate", "points": _thinned(sorted(of))} for name, of in points.items()]
+    return [{"name": plain(name), "of": "evaluate", "points": _thinned(sorted(of))} for name, of in points.items()]
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -183,5 +189,7 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return list(reversed(points[::-1][::every])) if points else []
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+def plain(text: object) -> str:
+    """Return the text as JSON can hold it: a file's name may be no UTF-8. A long one is cut."""
+    told = str(text).encode(errors="backslashreplace").decode()
+    return told if len(told) <= LONGEST else f"{told[: LONGEST - 1]}…"

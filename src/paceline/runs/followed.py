@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, UpdateArrived
 from paceline.core.orders import Order, Release
-from paceline.display.live import About, LoggedCurves, ended, told
+from paceline.display.live import About, LoggedCurves, ended, plain, told
 from paceline.display.state import WINDOW, Row, State, View, epoch_of, made_of, samples_of, scores_of, settled
 from paceline.errors import ConfigError
 from paceline.files import read_json, read_record
@@ -58,7 +58,7 @@ class LedgerFollower:
     def _end(self, goes_on: bool) -> dict[str, Any] | None:
         if (self.folder / SUMMARY).exists() and not goes_on:
             summary = read_json(self.folder / SUMMARY)
-            return ended(str(summary["outcome"]), summary["error"])
+            return ended(plain(summary["outcome"]), summary["error"] and plain(summary["error"]))
         return None if goes_on else ended("crashed", "no process writes it any more")
 
     def _begin(self) -> None:

@@ -29,7 +29,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from paceline.display.feed import END, LOOKS, LOOKS_NOT, Feed
-from paceline.display.live import ended
+from paceline.display.live import ended, plain
 from paceline.errors import ConfigError, PacelineError
 from paceline.files import traced
 from paceline.ipc.processes import end_in_time, fork_child
@@ -314,10 +314,13 @@ def served(port: int, say: Callable[[str], None], make: Callable[[Feed], Summary
     feed, end = Feed(ours), ended("interrupted", None, kept=False)
     try:
         summary = make(feed)
-        end = ended(summary["outcome"], summary["error"])
+        end = ended(summary["outcome"], summary["error"] and plain(summary["error"]))
         return summary
     except PacelineError as error:
-        end = ended("failed", str(error), kept=False)
+        end = ended("failed", plain(error), kept=False)
+        raise
+    except SystemExit:
+        end = ended("failed", "the script's own argument parser has ended it", kept=False)
         raise
     finally:
         feed.ended({"end": end})
@@ -346,10 +349,10 @@ class FolderSource:
         A name is looked up in that list, and so opens no other file.
         """
         if run is None and len(self._folders) == 1 and is_run(self._folders[0]):
-            run = str(self._folders[0])
+            run = plain(self._folders[0])
         if run is None:
             yield from self._list()
-        elif (found := next((folder for folder in self._runs() if str(folder) == run), None)) is None:
+        elif (found := next((folder for folder in self._runs() if plain(folder) == run), None)) is None:
             yield msgspec.json.encode({"error": "there is no such run in these folders"})
         else:
             yield from self._run(found)
@@ -407,7 +410,7 @@ class _Shared:
                 try:
                     told = self._run.look()
                 except ConfigError as error:
-                    told = {"error": str(error)}
+                    told = {"error": plain(error)}
                 over = "error" in told or told["end"] is not None
                 self._latest = time.monotonic(), msgspec.json.encode(told), over
             return self._latest[1:]
@@ -415,18 +418,17 @@ class _Shared:
 
 def _row(run: Listed) -> dict[str, Any]:
     return {
-        "name": str(run.folder),
+        "name": plain(run.folder),
         "began": run.began,
-        "protocol": protocol_of(run),
+        "protocol": plain(protocol_of(run)),
         "workers": run.workers,
-        "script": None if run.script is None else os.path.basename(run.script),
         "status": run.status,
         "simulated": run.simulated,
         "steps": run.steps,
         "seconds": run.seconds,
         "metrics": run.metrics,
         "targets": run.targets,
-        "error": run.error,
+        "error": run.error and plain(run.error),
     }
 
 
