@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -119,7 +120,16 @@ def test_no_folder_is_listed_and_no_other_file_served(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "hosts", [(), ("evil.example",), ("evil.example:80",), ("localhost.evil",), ("localhost", "localhost"), ("[::1]",)]
+    "hosts",
+    [
+        (),
+        ("evil.example",),
+        ("evil.example:80",),
+        ("localhost.evil",),
+        ("localhost:80.evil",),
+        ("localhost", "localhost"),
+        ("[::1]",),
+    ],
 )
 def test_a_page_that_leads_here_by_its_own_dns_is_refused(hosts: tuple[str, ...]) -> None:
     source = Said()
@@ -420,12 +430,13 @@ def test_a_run_that_was_cut_as_it_was_resumed_is_read_anew(tmp_path: Path) -> No
     assert shown["steps"] < whole["steps"]
 
 
-def test_a_run_without_a_summary_has_crashed_unless_a_process_writes_it(tmp_path: Path) -> None:
+def test_a_run_that_has_noted_no_end_has_crashed_unless_a_process_writes_it(tmp_path: Path) -> None:
     run = copied("ssp", tmp_path / "one")
     (run / "summary.json").unlink()
+    assert LedgerFollower(run).look()["end"]["outcome"] == "completed", "the summary is written after the ledger"
+    with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger, ledger:
+        ledger.execute("DELETE FROM run WHERE key = 'end'")
     assert LedgerFollower(run).look()["end"]["outcome"] == "crashed"
-    import fcntl
-
     folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     try:
@@ -577,9 +588,8 @@ def test_a_reader_that_takes_nothing_holds_up_neither_the_run_nor_its_end(launch
         ended(run).completed()
 
 
-def test_an_interrupted_run_says_so_on_its_page(launch: Launch, tmp_path: Path) -> None:
-    script, _ = waiting(tmp_path)
-    run = launch.start(script, "-n", "2", "--ui")
+def test_an_interrupted_run_says_so_on_its_page(launch: Launch) -> None:
+    run = launch.start(training("if step == 3: tell('trains', me)\ntime.sleep(0.01)", epochs=1000), "-n", "2", "--ui")
     _, port, path = address_of(run)
     with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("GET", f"{path}events")

@@ -5,7 +5,6 @@ The ledger is opened for each look and closed after it, so that the run's own wr
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 import tomllib
@@ -20,11 +19,11 @@ from paceline.core.orders import Order, Release
 from paceline.display.live import About, LoggedCurves, ended, plain, told
 from paceline.display.state import WINDOW, Row, State, View, epoch_of, made_of, samples_of, scores_of, settled
 from paceline.errors import ConfigError
-from paceline.files import read_json, read_record
+from paceline.files import read_record
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
 from paceline.records.ledger import connect, read_facts
-from paceline.records.reading import LEDGER, SUMMARY, is_written, reading
+from paceline.records.reading import LEDGER, is_written, note, reading
 from paceline.records.run_model import RunModel
 from paceline.records.segments import choice_of
 from paceline.records.summary import Tally, Target
@@ -56,10 +55,11 @@ class LedgerFollower:
                 raise ConfigError(f"{error.filename}: {error.strerror}; name a run's folder") from None
 
     def _end(self, goes_on: bool) -> dict[str, Any] | None:
-        if (self.folder / SUMMARY).exists() and not goes_on:
-            summary = read_json(self.folder / SUMMARY)
-            return ended(plain(summary["outcome"]), summary["error"] and plain(summary["error"]))
-        return None if goes_on else ended("crashed", "no process writes it any more")
+        if goes_on:
+            return None
+        if self._ended is None:
+            return ended("crashed", "no process writes it any more")
+        return ended(plain(self._ended["outcome"]), self._ended["error"] and plain(self._ended["error"]))
 
     def _begin(self) -> None:
         """Forget what was read."""
@@ -78,6 +78,8 @@ class LedgerFollower:
         self._rows: dict[str, int] = {}
         """By table: the last row that was read."""
         self._deaths: Mapping[str, str] = {}
+        self._ended: Mapping[str, Any] | None = None
+        """How the run ended, as it has noted, and as its summary is about to say."""
 
     def _read(self) -> None:
         path = self.folder / LEDGER
@@ -106,8 +108,7 @@ class LedgerFollower:
                     self._logged.setdefault(worker, {})[name] = value
                 if name in of_targets:  # no page shows the version that the step was computed on
                     tally.logs(name, worker, step, -1, at, math.nan if value is None else value)
-            row = ledger.execute("SELECT value FROM run WHERE key = 'deaths'").fetchone()
-            self._deaths = {} if row is None else json.loads(row[0])
+            self._deaths, self._ended = note(ledger, "deaths", {}), note(ledger, "end", None)
 
     def _new(self, ledger: sqlite3.Connection, table: str, columns: str) -> Iterator[list[Any]]:
         """Yield the rows that the table has got."""
