@@ -18,7 +18,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "failures": ("--on-loss", "--restart", "--on-divergence", "--report-waits"),
         "this machine": ("--threads", "--devices", "--start", "--isa"),
         "files and output": (
-            *("--out", "--record", "--checkpoint", "--saves", "--tee", "--log-to", "--progress", "--quiet"),
+            *("--out", "--record", "--checkpoint", "--saves", "--tee", "--log-to", "--ui", "--progress", "--quiet"),
             *("--json", "--export-markdown", "--export-csv", "--dry-run", "--from", "--steps"),
         ),
         "again": ("--resume", "--config", "--yes"),

@@ -30,6 +30,7 @@ COMMANDS = (
     "check",
     "explain",
     "runs",
+    "ui",
     "protocols",
     "doctor",
     "token",
@@ -37,6 +38,10 @@ COMMANDS = (
 )
 """In the order of the help. Each is a module beside this one, with `HELP`, `DESCRIPTION` and `add_flags`. That adds the
 command's flags, and sets `call`: the function that carries the command out and returns the exit code."""
+
+
+class NotItsValue(Exception):
+    """The word after a flag, whose value may be left out, is not its value. It has the flag, and what to write."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,7 +71,15 @@ class Parser(argparse.ArgumentParser):
         words = self._words = list(sys.argv[1:] if args is None else args)
         if self.usual is not None and words[:1] not in ([part] for part in (*self._parts(), "-h", "--help")):
             words.insert(0, self.usual)
-        parse = super().parse_known_args
+
+        def parse(words: Sequence[str], namespace: Any = None) -> Any:
+            try:
+                return super(Parser, self).parse_known_args(words, namespace)
+            except NotItsValue as flag:
+                alone, whole = flag.args
+                at = list(words).index(alone)  # what comes after the script is never parsed
+                return parse([*words[:at], whole, *words[at + 1 :]], namespace)
+
         if self.meant is not None:
             words = self.meant(parse(words)[0], words, parse)
         return parse(words, namespace)

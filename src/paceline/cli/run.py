@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli import engine, hosts
 from paceline.cli.again import RESUME, add_yes, recorded, say_and_ask, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
-from paceline.cli.main import Parser
-from paceline.cli.values import above, seconds, whole
+from paceline.cli.main import NotItsValue, Parser
+from paceline.cli.values import MOST_PORTS, above, seconds, whole
 from paceline.cli.what_next import RunEnd, after_run
 from paceline.codecs import check_codec, codec_of
 from paceline.core.choice import Choice, choose
@@ -66,6 +66,8 @@ from paceline.terminal import is_read, say
 if TYPE_CHECKING:
     from paceline.coordinator.rendezvous import Listen
 
+FREE = "0"
+"""The port that stands for a free one."""
 FAILED_SCRIPT = re.compile(r"worker (\d+) died \(exit code ")
 """How the error of a run begins in which a worker's script failed. The summary has no other trace of which one did."""
 PATIENCE = 1.0
@@ -124,6 +126,7 @@ def add_flags(command: Parser) -> None:
     rates = "multiply the script's learning rates by this (default: 1)"
     add("--learning-rate-scale", type=above("--learning-rate-scale"), default=1.0, metavar="X", help=rates)
     hosts.add_isa(command)
+    add_ui(command)
     often = "without a terminal, print progress every S seconds (default: 10)"
     add("--progress", type=seconds("--progress"), default=10.0, metavar="S", help=often)
     add("--quiet", action="store_true", help="print the result, and no progress")
@@ -142,6 +145,22 @@ def add_flags(command: Parser) -> None:
     command.usage = "%(prog)s [FLAGS] SCRIPT [ARGUMENTS]\n       %(prog)s [FLAGS] --resume RUN"
     command.examples = EXAMPLES
     command.set_defaults(call=call)
+
+
+class _Port(argparse.Action):
+    """Takes a port, if the next word is one: it may be the script."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        """As argparse calls it."""
+        if values != FREE and not values.isdecimal():
+            raise NotItsValue(option_string, f"{option_string}={FREE}")
+        namespace.ui = whole(str(option_string), 0, MOST_PORTS)(values)
+
+
+def add_ui(command: argparse.ArgumentParser) -> None:
+    """Add the flag that serves a page of the run."""
+    page = "serve a page of the run while it goes, to browsers of this machine (default: at a free port)"
+    command.add_argument("--ui", nargs="?", const=FREE, action=_Port, metavar="PORT", help=page)
 
 
 def _codec(text: str) -> str | None:
@@ -321,7 +340,7 @@ def call(options: argparse.Namespace) -> int:
         resumed=resumed,
         log_to=log_to,
     )
-    summary = _train(settings, listening, under_ddp=choice is None)
+    summary = _train(settings, listening, options.ui, under_ddp=choice is None)
     if announcement is not None and summary["outcome"] == "completed":
         announcement.complete()
     return _show(summary, settings)
@@ -343,8 +362,8 @@ def _settings(options: argparse.Namespace, *, script: Path, **settled: Any) -> S
     return Settings(**flags | settled)
 
 
-def _train(settings: Settings, listening: Listen | None, *, under_ddp: bool) -> Summary:
-    """Make the run. Signals that ask for an end interrupt it."""
+def _train(settings: Settings, listening: Listen | None, ui: int | None, *, under_ddp: bool) -> Summary:
+    """Make the run, and serve its page at the port `ui`, if one is given. Signals that ask for an end interrupt it."""
     from paceline.job.interrupts import Interrupts
 
     if under_ddp:
@@ -353,7 +372,11 @@ def _train(settings: Settings, listening: Listen | None, *, under_ddp: bool) -> 
         return ddp.run(settings, Interrupts())
     from paceline.coordinator.run import run
 
-    return run(settings, Interrupts(), listening=listening)
+    if ui is None:
+        return run(settings, Interrupts(), listening=listening)
+    from paceline.runs.ui import served
+
+    return served(ui, say, lambda feed: run(settings, Interrupts(), listening=listening, feed=feed))
 
 
 def _show(summary: Summary, settings: Settings) -> int:

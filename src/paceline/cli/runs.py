@@ -19,7 +19,6 @@ from paceline.core.choice import Choice, choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.folders import STATUSES, Listed, Size, listed, runs_below, size_of
-from paceline.records.segments import name_of
 from paceline.records.summary import metric_text
 from paceline.runs import folders
 
@@ -176,19 +175,13 @@ def _row(run: Listed) -> list[str]:
     return [
         str(run.folder),
         "-" if run.began is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(run.began)),
-        _protocol(run) or "-",
+        folders.protocol_of(run) or "-",
         "-" if run.workers is None else str(run.workers),
         run.status + (", simulated" if run.simulated else ""),
         "-" if run.steps is None else str(run.steps),
         seconds,
         _result(run),
     ]
-
-
-def _protocol(run: Listed) -> str:
-    if run.protocol is None:
-        return ""
-    return name_of({"name": run.protocol, "config": run.config or {}}, registry())
 
 
 def _result(run: Listed) -> str:

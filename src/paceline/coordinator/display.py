@@ -1,4 +1,4 @@
-"""Everything that shows how a run goes, while it goes: progress, reports of long waits, and trackers."""
+"""Everything that shows how a run goes, while it goes: progress, long waits, trackers, and the live page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from paceline.coordinator.clock import RunClock
 from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.member import WAITS, Members
+from paceline.display.feed import Feed
+from paceline.display.live import About, LoggedCurves, told
 from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
 from paceline.display.trackers.feed import EVERY, Trackers
@@ -18,6 +20,9 @@ from paceline.ipc import messages
 from paceline.ipc.loop import Loop
 from paceline.job.settings import Settings
 from paceline.records.summary import Tally
+from paceline.records.waits import WaitSums
+
+PAGE_EVERY = 0.5  # seconds between two views of the live page, while somebody looks at it
 
 
 class Display:
@@ -48,6 +53,11 @@ class Display:
         self._trackers = Trackers() if trackers is None else trackers
         self._figures = Figures(tally, settings.choice.has_store)
         self._shower: Shower | None = None
+        self._about = About.of(settings.choice, settings.script, settings.folder, reasons)
+        self._feed: Feed | None = None
+        self._curves = LoggedCurves()
+        self._tells = False
+        """Whether the live page is told at the next view."""
         self._epochs: int | None = None
         self._passes = 1
 
@@ -72,6 +82,13 @@ class Display:
         self._watch.share, self._watch.passed = share, lambda: self._loop.now() - began
         self.show()
 
+    def feed(self, feed: Feed) -> None:
+        """From now on tell the live page how the run goes, while somebody looks at it."""
+        self._feed = feed
+        self._tally.model.waits = WaitSums(sum(share.times.wait for share in self._tally.shares.values()))
+        self._loop.watch(feed, self._hear_page)
+        self._hear_page()
+
     def begin(self, work: int | None, offer: messages.worker.Offered) -> None:
         """Training begins. `work`: samples in the whole run, or steps where none are counted; None if unknown.
 
@@ -91,6 +108,10 @@ class Display:
     def logs(self, worker: int, step: int, scalars: Mapping[str, float]) -> None:
         """The worker's script has logged these values in that step."""
         self._trackers.logged(worker, step, scalars)
+        if self._feed is not None:
+            at = self._clock.at()
+            for name, value in scalars.items():
+                self._curves.add(name, at, value)
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
         """The script's `evaluate` said this of a recorded version."""
@@ -101,6 +122,8 @@ class Display:
         """Show no more."""
         if self._shower is not None:
             self._shower.close()
+        if self._feed is not None:
+            self._tell_page()  # as it was at last, which is what the page keeps
 
     def _track(self) -> None:
         figures = self._figures.look(self._clock.at())
@@ -112,3 +135,24 @@ class Display:
         if self._shower is not None:
             self._shower.show(self._watch.look(self._clock.at()))
             self._loop.after(self._shower.every, self._show_progress)
+
+    def _hear_page(self) -> None:
+        assert self._feed is not None
+        self._feed.hear()
+        if self._feed.closed:
+            self._loop.unwatch(self._feed)
+            self._output.say("the process that serves the live page has gone; the run goes on without the page")
+        elif self._feed.is_looked_at and not self._tells:
+            self._show_page()
+
+    def _show_page(self) -> None:
+        assert self._feed is not None
+        self._tells = self._feed.is_looked_at and not self._feed.closed
+        if self._tells:
+            self._tell_page()
+            self._loop.after(PAGE_EVERY, self._show_page)
+
+    def _tell_page(self) -> None:
+        assert self._feed is not None
+        view = self._watch.look(self._clock.at())
+        self._feed.tell(told(self._about, view, self._tally, self._curves, self._output.said))

@@ -60,19 +60,25 @@ from paceline.worker_process.touched import notes, told
 if TYPE_CHECKING:
     from paceline.coordinator.host_registry import HostRegistry
     from paceline.coordinator.rendezvous import Listen, Rendezvous
+    from paceline.display.feed import Feed
 
 Direct = Callable[[Director, Journal], None]
 """Carries out all of a run's orders, and records what it tells the machine."""
 
 
 def run(
-    settings: Settings, interrupts: Interrupts, direct: Direct | None = None, listening: Listen | None = None
+    settings: Settings,
+    interrupts: Interrupts,
+    direct: Direct | None = None,
+    listening: Listen | None = None,
+    feed: Feed | None = None,
 ) -> Summary:
     """Run it. Return the summary, which the run's folder has too. `direct` decides what happens when, if given.
 
     A run that has lost a host which made versions goes on by itself, as often as the settings say.
 
     `listening`: where machines join, whose workers come on top of those that the settings have.
+    `feed`: leads to the live page, if there is one.
     Raises ConfigError when the script asks for what cannot be done. The folder is then gone again, unless
     training has come so far that it has something to lose. Raises SystemExit if the script's own argument parser
     ends the script.
@@ -80,7 +86,7 @@ def run(
     if settings.goes_on and listening is not None:
         listening = listening.at_one_port()
     while True:
-        summary, goes_on = _run(settings, interrupts, direct, listening)
+        summary, goes_on = _run(settings, interrupts, direct, listening, feed)
         if not goes_on:
             return summary
         snapshot, _ = newest_to_go_on_from(settings.folder)
@@ -92,7 +98,7 @@ def run(
 
 
 def _run(
-    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None
+    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None, feed: Feed | None
 ) -> tuple[Summary, bool]:
     """Run it once. Return whether it is to go on by itself, too."""
     check_memory(settings.workers)
@@ -107,7 +113,7 @@ def _run(
     keep = settings.resumed is not None
     try:
         with Trackers(lambda: interrupts.pending) as trackers:
-            coordinator, goes_on = _coordinated(settings, interrupts, direct, listening, trackers)
+            coordinator, goes_on = _coordinated(settings, interrupts, direct, listening, trackers, feed)
             if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
                 worker, code = coordinator.parser_ended
                 _show_parsers_words(coordinator.run_state.settings, worker)
@@ -128,15 +134,20 @@ def _run(
 
 
 def _coordinated(
-    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None, trackers: Trackers
+    settings: Settings,
+    interrupts: Interrupts,
+    direct: Direct | None,
+    listening: Listen | None,
+    trackers: Trackers,
+    feed: Feed | None,
 ) -> tuple[Coordinator, bool]:
     """Start all processes, coordinate, and end them. Return whether the run is to go on by itself, too."""
     coordinator, goes_on = None, False
     try:
         with (
-            forked_zygote(interrupts.let_go) as zygote,
+            forked_zygote(partial(_let_go, interrupts, feed)) as zygote,
             _noted(settings) as (settings, shared),
-            _meeting(settings, listening, partial(_let_go, interrupts, zygote)) as meeting,
+            _meeting(settings, listening, partial(_let_go, interrupts, feed, zygote)) as meeting,
             _stage(settings, interrupts) as (loop, output),
             _gathered(settings, meeting, interrupts, loop, output) as (settings, others),
         ):
@@ -147,8 +158,8 @@ def _coordinated(
                 fork = partial(fork_workers, settings=settings, zygote=zygote, folders=shared, pipes=settings.shows)
                 workers = Workers(loop, output, fork)
                 with trackers.started(settings, loop, output.say):
-                    coordinator = _coordinate(
-                        settings, interrupts, workers, journal, loop, output, others, direct, trackers
+                    coordinator = _conduct(
+                        settings, interrupts, workers, journal, loop, output, others, direct, trackers, feed
                     )
                 shutdown = coordinator.run_state.shutdown
                 if others is not None:
@@ -175,10 +186,11 @@ def _show_parsers_words(settings: Settings, worker: int) -> None:
     sys.stderr.write(settings.log(worker).read_text(errors="replace"))
 
 
-def _let_go(interrupts: Interrupts, zygote: Zygote) -> None:
-    """In an agent's process, which was forked from this one."""
-    interrupts.let_go()
-    zygote.let_go()
+def _let_go(interrupts: Interrupts, feed: Feed | None, zygote: Zygote | None = None) -> None:
+    """In a process that was forked from this one: a worker's, or an agent's, which has inherited the zygote's, too."""
+    for inherited in (interrupts, feed, zygote):
+        if inherited is not None:
+            inherited.let_go()
 
 
 @contextmanager
@@ -300,7 +312,7 @@ def _journal(settings: Settings) -> Iterator[Journal]:
         ledger.close()
 
 
-def _coordinate(
+def _conduct(
     settings: Settings,
     interrupts: Interrupts,
     workers: Workers,
@@ -310,6 +322,7 @@ def _coordinate(
     others: HostRegistry | None,
     direct: Direct | None,
     trackers: Trackers,
+    feed: Feed | None,
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
@@ -326,6 +339,8 @@ def _coordinate(
         moment = 0.0 if settings.resumed is None else settings.resumed.state.at
         policy = RunPolicy(clock=loop.now if direct is None else None, moment=moment)
         run_state = RunState(settings, workers, journal, output, loop, policy, others, trackers)
+        if feed is not None:
+            run_state.display.feed(feed)
         coordinator, shutdown = Coordinator(run_state, describe), run_state.shutdown
 
         def see_to_signals() -> None:
@@ -337,19 +352,7 @@ def _coordinate(
         see_to_signals()  # which came while the workers were forked
         if failure:
             shutdown.fail(failure)
-        try:
-            if direct is not None:
-                director = Director(coordinator)
-                direct(director, journal)
-                director.end()
-            else:
-                machine = run_state.snapshots.machine = settings.choice.machine()
-                drive(machine, coordinator.facts(), coordinator.carry_out, journal.record)
-        except (ProtocolViolation, RunFailed) as error:
-            if isinstance(error, ProtocolViolation) or shutdown.outcome != "interrupted":  # otherwise it was to end
-                shutdown.break_off(str(error))
-        except Exception as error:
-            shutdown.break_off(unforeseen(error, "head"))
+        _direct(coordinator, direct, journal)
         return coordinator
     finally:
         workers.end_all()
@@ -359,6 +362,24 @@ def _coordinate(
         end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
         adopt_orphans(False)
         _remove_unfinished(settings.folder)
+
+
+def _direct(coordinator: Coordinator, direct: Direct | None, journal: Journal) -> None:
+    """Take the run to its end. An error ends it, and says why."""
+    run_state, shutdown = coordinator.run_state, coordinator.run_state.shutdown
+    try:
+        if direct is not None:
+            director = Director(coordinator)
+            direct(director, journal)
+            director.end()
+        else:
+            machine = run_state.snapshots.machine = run_state.settings.choice.machine()
+            drive(machine, coordinator.facts(), coordinator.carry_out, journal.record)
+    except (ProtocolViolation, RunFailed) as error:
+        if isinstance(error, ProtocolViolation) or shutdown.outcome != "interrupted":  # otherwise it was to end
+            shutdown.break_off(str(error))
+    except Exception as error:
+        shutdown.break_off(unforeseen(error, "head"))
 
 
 def _start(workers: Workers, here: Sequence[int], interrupts: Interrupts) -> str:

@@ -65,7 +65,7 @@ class ProgressLines:
     def show(self, view: View) -> None:
         """Print the view, while any worker trains or evaluates."""
         if view.steps and (view.trains or view.evaluates):
-            self._output.say(line(view))
+            self._output.say_progress(line(view))
 
     def close(self) -> None:
         """Nothing is left to show."""

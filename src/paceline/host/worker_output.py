@@ -7,7 +7,7 @@ import errno
 import select
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -24,6 +24,7 @@ TRACEBACK = "Traceback (most recent call last):"
 GATHERING = 1.0  # seconds in which what happens to many workers is gathered for one line
 PIECE = select.PIPE_BUF // 4  # characters that a pipe takes at once if it takes any, at four bytes each
 LONGEST_LINE = 4000  # characters of a line of our own
+REMEMBERED = 40  # of these lines, for a reader that comes later
 MOST_KEPT = 1 << 30  # bytes of the log of a worker elsewhere, whose host may lie
 MOST_WORDS = 60  # lines of one host or one worker in so many seconds
 WORDS_WITHIN = 60.0
@@ -79,6 +80,8 @@ class WorkerOutput:
         """Whether a signal is to raise `Unread`: nothing else ends a wait for a pager or a stopped terminal."""
         self._unread: set[TextIO] = set()
         """The output that took no more in time, or when a signal came. Nothing is printed there until it does again."""
+        self.said = deque[str](maxlen=REMEMBERED)
+        """Our last lines, without those of progress."""
         self._words: Counter[str] = Counter()
         """How many lines there were of each host and worker, for a while."""
         self._said: Counter[tuple[str, str]] = Counter()
@@ -88,7 +91,13 @@ class WorkerOutput:
 
     def say(self, line: str) -> None:
         """Print one line of our own. What others have said is in some, and may be anything."""
-        self._print(f"paceline: {printable(cut(line, LONGEST_LINE))}\n", sys.stderr)
+        line = printable(cut(line, LONGEST_LINE))
+        self.said.append(line)
+        self.say_progress(line)
+
+    def say_progress(self, line: str) -> None:
+        """Print one line about how the run goes. It is not kept in `said`, as the next one replaces it."""
+        self._print(f"paceline: {line}\n", sys.stderr)
 
     def passes_on(self, who: str, line: str) -> None:
         """Print a line that this host or this worker has said. Of too many the rest is only counted."""
@@ -140,6 +149,7 @@ class WorkerOutput:
             elif tail:
                 self.say(f"  its last lines, of {log}:")
                 for line in tail:
+                    self.said.append(f"  | {tame(line)}")
                     self._print(f"  | {tame(line)}\n", sys.stderr)
 
     def _last_lines(self, worker: int) -> tuple[str, ...]:

@@ -94,6 +94,8 @@ def words(command: str, given: Mapping[str, Any]) -> list[str]:
             if not isinstance(value, bool):
                 raise ConfigError(f"{keyword} is {value!r}; it must be True or False")
             said += [flag] if value else []
+        elif action.nargs == "?" and isinstance(value, bool):
+            said += [f"{flag}={action.const}"] if value else []
         elif isinstance(action, argparse._AppendAction):
             several = isinstance(value, Iterable) and not isinstance(value, str)
             said += [f"{flag}={one}" for one in (value if several else [value])]

@@ -14,7 +14,7 @@ PROTOCOL = ("protocol", "compress")
 BY_SEED = ("seed", "hash_seed")
 """Settings that differ between the runs of one protocol. Protocols must have the same ones."""
 WITHOUT_EFFECT = (
-    *("directory", "script", "targets", "display", "log_to", "quiet", "tee", "tensorboard", "title", "trackers"),
+    *("directory", "script", "targets", "display", "log_to", "quiet", "tee", "title", "trackers"),
     *("environment.hosts", "environment.platform"),
 )
 """Settings that change nothing in a training or its pace. A script is told by its hash, which is a setting, too."""

@@ -689,12 +689,14 @@ def roll_back(path: Path) -> None:
         ) from None
 
 
-def read_facts(path: Path) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
-    """Yield every fact with its orders, `why` included, in their order."""
+def read_facts(path: Path, after: int = 0) -> Iterator[tuple[Fact, tuple[Order, ...]]]:
+    """Yield every fact after that row with its orders, `why` included, in their order."""
     with closing(connect(path)) as database:
         rows = database.execute(
             "SELECT facts.id, facts.kind, facts.body, orders.kind, orders.body, orders.why "
-            "FROM facts LEFT JOIN orders ON orders.fact = facts.id ORDER BY facts.id, orders.position"
+            "FROM facts LEFT JOIN orders ON orders.fact = facts.id "
+            "WHERE facts.id > ? ORDER BY facts.id, orders.position",
+            (after,),
         )
         fact: Fact | None = None
         number = None
