@@ -13,11 +13,13 @@ import pytest
 from support import tracker_readers
 from support.events import LONG
 from support.launch import Launch
-from support.runs import Run
+from support.runs import Run, ended
 from support.scripts import training
 from support.tracker_readers import READERS, Tracked
 
 ALL = "tensorboard,wandb,mlflow"
+PATIENT = f"from paceline.display.trackers import feed; feed.PATIENCE = {LONG}"
+"""On a loaded machine MLflow takes more than a minute for its first tables."""
 SCRIPT = training(
     "paceline.log(loss=step / 4); own.log({'of': me})",
     before="""
@@ -57,14 +59,14 @@ def logged(run: Run, worker: int) -> set[tuple[int, float]]:
 
 
 def test_a_run_is_one_run_of_each_tracker_also_when_it_goes_on_and_the_script_has_its_own(launch: Launch) -> None:
-    first = launch.run(SCRIPT, "-p", "ssp:bound=5", "--log-to", ALL, "--max-steps", "16").completed()
+    first = launch.run(SCRIPT, "-p", "ssp:bound=5", "--log-to", ALL, "--max-steps", "16", first=PATIENT).completed()
     lines = [line for line in first.err.splitlines() if "worker" in line]
     assert len([line for line in lines if "worker 0 begins a run of wandb by itself" in line]) == 1
     assert len([line for line in lines if "worker 1 calls wandb.init(), which makes a run in worker 0" in line]) == 1
     where = {name: json.loads((first.folder / "trackers" / f"{name}.json").read_text())["run"] for name in READERS}
     before = {worker: logged(first, worker) for worker in range(2)}
 
-    again = launch.resume(first.folder).completed()
+    again = ended(launch.start_resumed(first.folder, first=PATIENT)).completed()
     summary = again.summary
     for name in READERS:
         run, tracked = found(name, again)
