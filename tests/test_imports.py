@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "net": {"ipc"},
     "records": {"core", "scenario", "files"},
     "sim": {"core", "scenario", "records", "codecs"},
-    "training": {"codecs", "core", "ipc", "store"},
+    "training": {"codecs", "core", "ipc", "launch", "store"},
     "store": {"core", "ipc", "records", "training", "files"},
     "transfer": {"core", "ipc", "net", "records", "scenario", "host"},
     "host": {"core", "ipc", "net", "records", "scenario", "training", "transfer", "files", "terminal"},

@@ -148,7 +148,7 @@ class _Protocol(argparse.Action):
 def _meant(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Sequence[str]], object]) -> list[str]:
     """See `again.words`. Raises ConfigError for several protocols."""
     named = getattr(options, "protocols", ())
-    if options.listen is None and (placed := placement(os.environ)) is not None:
+    if options.listen is None and (placed := placement(os.environ)) is not None and placed.hosts > 1:
         options.listen = placed.head  # machines join: it is not the run's recorded hosts that make it
     if len(named) > 1:
         every = " ".join(f"-p {name}" for name in named)

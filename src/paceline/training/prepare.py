@@ -18,6 +18,8 @@ from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.messages.worker import ParserEnded, ScalarsLogged, StopWanted
+from paceline.launch.environment import ranks
+from paceline.launch.ranks import become_run
 from paceline.training.arguments import Arguments, Options, sorted_out
 from paceline.training.checks import check, check_loader
 from paceline.training.data.loader import PacedLoader, PacedStream, SharedStream
@@ -216,7 +218,9 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
 
 
 def _alone(given: Arguments) -> tuple[Any, ...]:
-    """Leave the script as it is."""
+    """Leave the script as it is, unless it is one of several processes of an engine's: they become one run."""
+    if (several := ranks(os.environ)) is not None:
+        become_run(several)
     if line := unjoined(os.environ):
         print(line, file=sys.stderr)
     if given.loader is not None:
