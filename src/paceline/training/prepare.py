@@ -217,10 +217,24 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     return _alone(given) if ScriptProcess.baseline is None else _under(ScriptProcess.baseline, given, options)
 
 
-def _alone(given: Arguments) -> tuple[Any, ...]:
-    """Leave the script as it is, unless it is one of several processes of an engine's: they become one run."""
+def is_in_run(framework: str) -> bool:
+    """Whether this process takes part in a run, for what prepares a framework's objects. See `_alone`, too."""
+    if ScriptProcess.baseline is not None:
+        raise ConfigError(f"{framework} can't be trained by the baseline ddp; compare Paceline's protocols")
+    if ScriptProcess.link is None:
+        _join_others()
+    return ScriptProcess.link is not None
+
+
+def _join_others() -> None:
+    """Let the processes become one run if an engine has started the script in several. Then this doesn't return."""
     if (several := ranks(os.environ)) is not None:
         become_run(several)
+
+
+def _alone(given: Arguments) -> tuple[Any, ...]:
+    """Leave the script as it is."""
+    _join_others()
     if line := unjoined(os.environ):
         print(line, file=sys.stderr)
     if given.loader is not None:
