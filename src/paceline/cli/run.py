@@ -226,6 +226,8 @@ def call(options: argparse.Namespace) -> int:
     if options.script is None:
         raise ConfigError("the following arguments are required: SCRIPT; see paceline run --help")
     _begin_with_hash_seed(options)
+    if choice is not None and (clash := registry().clashes.get(choice.spec.name)):
+        say(clash)
     scenario = Scenario() if options.scenario is None else load(options.scenario)
     if options.resume is not None and options.config is not None:
         raise ConfigError("--resume goes on with a run, and --config makes one again; give one of them")

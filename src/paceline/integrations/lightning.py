@@ -25,7 +25,7 @@ from paceline.training.prepare import is_in_run, refuse
 from paceline.training.process import ScriptProcess
 
 
-class PacelineStrategy(SingleDeviceStrategy):
+class PacelineStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     """Trains a LightningModule in the run that its process takes part in."""
 
     def __init__(self, device: str | torch.device | None = None, **others: Any) -> None:
@@ -123,7 +123,7 @@ class _Share:
         return getattr(self._loader, name)
 
 
-class _Fetcher(_PrefetchDataFetcher):
+class _Fetcher(_PrefetchDataFetcher):  # type: ignore[misc]
     """Knows this worker's last batch without fetching one ahead: a gradient counts for the batch fetched last."""
 
     def __init__(self, loader: Any) -> None:
@@ -140,7 +140,7 @@ class _Fetcher(_PrefetchDataFetcher):
         next(self.iterator, None)
 
 
-class _ToTheRun(Callback):
+class _ToTheRun(Callback):  # type: ignore[misc]
     """Brings a Trainer's decisions and values to the run."""
 
     _told = False

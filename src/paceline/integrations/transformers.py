@@ -7,7 +7,7 @@ that runs alone, the Trainer stays as it is.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -20,11 +20,6 @@ from paceline.training.process import ScriptProcess
 from paceline.training.replaced import mixed_into
 
 T = TypeVar("T", bound=Trainer)
-
-if TYPE_CHECKING:
-    _Base = Trainer
-else:
-    _Base = object
 
 KEPT = ("global_step", "best_metric", "best_global_step", "best_model_checkpoint", "log_history")
 """What a Trainer's state keeps over an interruption of the run."""
@@ -54,7 +49,7 @@ def prepare(trainer: T) -> T:
     return trainer
 
 
-class _PacedTrainer(_Base):
+class _PacedTrainer(Trainer):  # type: ignore[misc]
     """Mixed into the class of the user's own Trainer object."""
 
     _backwards = 0
@@ -108,7 +103,7 @@ class _PacedTrainer(_Base):
         return paceline.is_main()
 
 
-class PacelineCallback(TrainerCallback):
+class PacelineCallback(TrainerCallback):  # type: ignore[misc]
     """Brings a Trainer's decisions and values to the run. `prepare` adds it to the Trainer."""
 
     def __init__(self, trainer: Any) -> None:
@@ -131,7 +126,7 @@ class PacelineCallback(TrainerCallback):
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Make the step of fewer batches with which this worker's epoch ends. The Trainer knows only the last of all."""
+        """Make the step of fewer batches that ends this worker's epoch. The Trainer knows only the last of all."""
         trainer = self._trainer
         if trainer._backwards < trainer.current_gradient_accumulation_steps:
             return
@@ -208,7 +203,7 @@ def _is_stopped() -> bool:
 
 
 def _plain(loader: Any) -> DataLoader[Any]:
-    """Return torch's own loader in the place of Accelerate's, which fetches a batch ahead. The Trainer moves batches."""
+    """Return torch's own loader. Accelerate's fetches a batch ahead, and the Trainer moves batches itself."""
     others = {} if loader.prefetch_factor is None else {"prefetch_factor": loader.prefetch_factor}
     if loader.batch_sampler is None or getattr(loader, "dataset", None) is None:
         raise ConfigError("a Trainer's data must have a length, to be shared out")
