@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "transfer": {"core", "ipc", "net", "records", "scenario", "host"},
     "host": {"core", "ipc", "net", "records", "scenario", "training", "transfer", "files", "terminal"},
     "job": {"core", "ipc", "net", "protocols", "records", "scenario", "host"},
+    "integrations": {"training"},
     "launch": {"core", "ipc", "net", "scenario", "files", "terminal"},
     "worker_process": {
         *("codecs", "core", "ipc", "net", "scenario", "store", "training", "host", "job", "launch", "files"),

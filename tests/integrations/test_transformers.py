@@ -53,23 +53,22 @@ def used_once(run: Run, samples: int, epochs: int) -> None:
     right(run)
 
 
-def test_one_worker_makes_the_bits_of_plain_training_with_clipping_and_accumulation(
-    launch: Launch, tmp_path: Path
-) -> None:
-    """An epoch has 7 batches, so that the last step has fewer than the others."""
-    config = {"samples": 56, "gradient_accumulation_steps": 2, **CLIPPED}
+def test_one_worker_makes_the_bits_of_plain_training_with_accumulation(launch: Launch, tmp_path: Path) -> None:
+    """An epoch has 7 batches, so that the last step has fewer than the others.
+
+    With clipping, and with the fused optimizer that is transformers' default, last bits differ.
+    """
+    config = {"samples": 56, "gradient_accumulation_steps": 2, "optim": "adamw_torch", "max_grad_norm": 0.0}
     run = in_run(launch, 1, **config).completed()
     assert apart(run, alone(tmp_path, **config)) == 0.0
 
 
 def test_two_workers_make_what_plain_training_makes_of_batches_twice_as_large(launch: Launch, tmp_path: Path) -> None:
-    """Within 1e-5: Adam divides by a root, which makes differences of rounding larger."""
-    run = in_run(launch, 2, "-p", "bsp", optim="sgd", **CLIPPED).completed()
+    """Within 1e-6, with a constant rate: others follow the number of batches."""
+    config = {"optim": "sgd", "lr_scheduler_type": "constant", **CLIPPED}
+    run = in_run(launch, 2, "-p", "bsp", **config).completed()
     used_once(run, 64, 2)
-    plain = alone(tmp_path, batch=16, optim="sgd", lr_scheduler_type="constant", **CLIPPED)
-    assert apart(run, plain) > 1e-6, "the rate is scheduled over all batches"
-    run = in_run(launch, 2, "-p", "bsp", optim="sgd", lr_scheduler_type="constant", **CLIPPED).completed()
-    assert apart(run, plain) < 1e-6
+    assert apart(run, alone(tmp_path, batch=16, **config)) < 1e-6
 
 
 def test_each_worker_s_last_step_of_an_epoch_is_made_of_what_is_left(launch: Launch) -> None:
@@ -86,7 +85,7 @@ def test_worker_0_saves_logs_and_evaluates_for_all_and_early_stopping_stops_all(
         metric_for_best_model="eval_loss", load_best_model_at_end=True,
     ).completed()  # fmt: skip
     assert run.summary["samples"] < 9 * 64
-    assert "asked for it" in run.summary["stopped"] or run.summary["stopped"]
+    assert run.summary["stopped"] == "the Trainer's callbacks ask for it"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"checkpoint-{4 * n}" for n in (1, 2, 3)}
     assert [run.log(worker).splitlines()[-1].split()[:4] for worker in (0, 1)] == [
         ["global", "zero", "True", "0"],
@@ -97,17 +96,8 @@ def test_worker_0_saves_logs_and_evaluates_for_all_and_early_stopping_stops_all(
     assert run.rows("SELECT DISTINCT worker FROM scalars WHERE name = 'eval_loss'") == [(0,)]
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [({"max_steps": 5}, "max_steps"), ({"epochs": 1.5}, "fraction"), ({"auto_find_batch_size": True}, "auto_find")],
-)
-def test_what_counts_one_worker_s_steps_is_refused_in_one_line(
-    config: dict[str, Any], said: str, launch: Launch
-) -> None:
-    run = in_run(launch, 2, **config)
-    assert run.code != 0
-    assert f"{said}" in run.err
-    assert "can't be trained by several workers" in run.err
+def test_what_counts_one_worker_s_steps_is_refused_in_one_line(launch: Launch) -> None:
+    in_run(launch, 2, max_steps=5).refused("a Trainer with max_steps can't be trained by several workers")
 
 
 def test_the_example_trains_one_model(launch: Launch, tmp_path: Path) -> None:

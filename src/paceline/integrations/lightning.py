@@ -164,7 +164,8 @@ class _ToTheRun(Callback):  # type: ignore[misc]
         self._stop_all(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install the final version."""
+        """Install the final version. What callbacks have asked for at the last epoch's end comes first."""
+        self._stop_all(trainer)
         paceline.finish()
 
     def _stop_all(self, trainer: Trainer) -> None:

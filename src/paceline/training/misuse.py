@@ -13,8 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from paceline.launch.environment import ALONE
 
 TRAINERS_OPTIMIZER = (
-    ". A Trainer makes its own only in train(): make the optimizer yourself, call paceline.prepare() with it and the "
-    "model, and then hand it to the Trainer, as optimizers=(optimizer, None)"
+    ". A Trainer makes its own only in train(): hand the Trainer to paceline.integrations.transformers.prepare() in "
+    "the place of paceline.prepare()"
 )
 """For the end of a message about an optimizer that is not there yet."""
 
@@ -24,8 +24,8 @@ _FABRIC = (
     "setup_dataloaders()"
 )
 _LIGHTNING = (
-    ". Make the optimizer before fit(), call paceline.prepare() with the LightningModule, it and the loader, and have "
-    "configure_optimizers() return it"
+    ". Give the Trainer strategy=paceline.integrations.lightning.PacelineStrategy() and devices=1 in the place of "
+    "paceline.prepare()"
 )
 _ADVICE = {
     "lightning.pytorch": _LIGHTNING,
