@@ -220,7 +220,7 @@ OF_THE_ROOT = {
     "__main__": {"cli", "host"},
 }
 """Module to the parts of the package that it may import; what has names of `__init__` when one is first used."""
-MAY_IMPORT_THE_ROOT = {"worker_process", "runs"}
+MAY_IMPORT_THE_ROOT = {"integrations", "runs", "worker_process"}
 """Those above `training`, which the root's names come from: for the others it would be an arrow backwards."""
 
 

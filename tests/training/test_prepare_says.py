@@ -72,9 +72,9 @@ def framework(module: str) -> Any:
         (framework("accelerate.optimizer"), "before Accelerate's prepare"),
         (
             framework("transformers.trainer"),
-            "A Trainer makes its own only in train.*paceline.integrations.transformers.prepare",
+            "only in train.*paceline.integrations.transformers.prepare",
         ),
-        (None, "A Trainer makes its own only in train.*paceline.integrations.transformers.prepare"),
+        (None, "only in train.*paceline.integrations.transformers.prepare"),
     ],
 )
 def test_what_a_framework_has_wrapped_is_refused_with_where_prepare_goes(wrapped: Any, said: str) -> None:
