@@ -88,6 +88,14 @@ def test_what_counts_one_worker_s_steps_is_refused_in_one_line(launch: Launch) -
     in_run(launch, 2, max_steps=5).refused("a Trainer with max_steps=5 can't be trained by several workers")
 
 
+def test_a_fit_that_was_interrupted_goes_on_in_its_epoch_with_its_steps(launch: Launch, tmp_path: Path) -> None:
+    stopped = in_run(launch, 2, "-p", "bsp", "--max-steps", "11", "--checkpoint", "4", patience=5).completed()
+    run = launch.resume(stopped.folder, "--max-steps", "1000").completed()
+    used_once(run, 64, 3)
+    assert run.err == ""
+    assert (tmp_path / "out" / "epoch=2-step=12.ckpt").exists()
+
+
 def test_the_example_trains_one_model(launch: Launch) -> None:
     run = launch.run(EXAMPLE, "-n", "2", "-p", "asp", "--threads", "1", args=("--epochs", "2"))
     used_once(run.completed(), 1797 - 360, 2)

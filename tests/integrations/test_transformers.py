@@ -100,6 +100,17 @@ def test_what_counts_one_worker_s_steps_is_refused_in_one_line(launch: Launch) -
     in_run(launch, 2, max_steps=5).refused("a Trainer with max_steps can't be trained by several workers")
 
 
+def test_a_training_that_was_interrupted_goes_on_with_its_steps_and_losses(launch: Launch) -> None:
+    stopped = in_run(
+        launch, 2, "-p", "bsp", "--max-steps", "11", "--checkpoint", "4", eval_strategy="epoch"
+    ).completed()
+    run = launch.resume(stopped.folder, "--max-steps", "1000").completed()
+    used_once(run, 64, 2)
+    logged = run.rows("SELECT step, value FROM scalars WHERE name = 'loss' ORDER BY step")
+    assert all(0.3 < loss < 1.5 for _, loss in logged), "each is a mean over the steps since the last one"
+    assert len(run.rows("SELECT step FROM scalars WHERE name = 'eval_loss'")) == 1
+
+
 def test_the_example_trains_one_model(launch: Launch, tmp_path: Path) -> None:
     run = launch.run(EXAMPLE, "-n", "2", "-p", "asp", "--threads", "1", args=("--epochs", "2", "--samples", "96"))
     used_once(run.completed(), 96, 2)

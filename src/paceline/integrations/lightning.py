@@ -52,6 +52,9 @@ class PacelineStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 trainer.limit_val_batches = 0
                 theirs = (Checkpoint, EarlyStopping)
                 trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, theirs)]
+            for callback in trainer.callbacks:
+                if isinstance(callback, EarlyStopping):
+                    callback.strict = False  # worker 0 may get no batch of an epoch, and then it validates nothing
             trainer.callbacks.append(_ToTheRun())
         super().setup(trainer)
 
@@ -91,6 +94,8 @@ class PacelineStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         loops.max_batches = math.inf  # of this worker's share; nobody knows how many that are
         if trainer.val_check_interval == 1.0:
             trainer.val_check_batch = math.inf
+        if paceline.resumed() and trainer.max_epochs is not None and trainer.max_epochs > 0:
+            _begin_with(trainer, next(paceline.epochs(trainer.max_epochs), trainer.max_epochs))
         iter(self._fetcher)
 
     def optimizer_step(self, *arguments: Any, **named: Any) -> Any:
@@ -176,7 +181,7 @@ class _ToTheRun(Callback):  # type: ignore[misc]
 
 
 class _Progress:
-    """Which epoch a Trainer is in, for a run that goes on."""
+    """How many steps a Trainer has made, for a run that goes on."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -185,8 +190,15 @@ class _Progress:
         return {"global_step": self._trainer.global_step}
 
     def load_state_dict(self, found: dict[str, Any]) -> None:
-        progress = self._trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress
-        progress.optimizer.step.total.ready = progress.optimizer.step.total.completed = found["global_step"]
+        loop = self._trainer.fit_loop.epoch_loop
+        steps = loop.automatic_optimization.optim_progress.optimizer.step
+        steps.total.ready = steps.total.completed = loop._batches_that_stepped = found["global_step"]
+
+
+def _begin_with(trainer: Trainer, epoch: int) -> None:
+    """Count the epochs before this one as done."""
+    for progress in (trainer.fit_loop.epoch_progress.total, trainer.fit_loop.epoch_progress.current):
+        progress.ready = progress.started = progress.processed = progress.completed = epoch
 
 
 def _log(trainer: Trainer) -> None:

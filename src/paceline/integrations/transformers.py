@@ -116,6 +116,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Go on with what an interrupted run had come to."""
         self._trainer._kept.begin(state)
+        self._trainer._globalstep_last_logged = self._trainer._initial_global_step = state.global_step
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -154,6 +155,8 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc]
         if control.should_training_stop and state.global_step == self._steps and not _is_stopped():
             control.should_training_stop = False  # other workers have had all batches of this epoch
         last = epoch >= math.ceil(args.num_train_epochs) or control.should_training_stop or _is_stopped()
+        if state.global_step == self._steps and not last:  # other workers, or the run before it went on, had it all
+            control.should_log = control.should_evaluate = control.should_save = False
         self._decide(state, control)
         if last:
             control.should_training_stop = True

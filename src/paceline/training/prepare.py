@@ -219,8 +219,9 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
 
 def is_in_run(framework: str) -> bool:
     """Whether this process takes part in a run, for what prepares a framework's objects. See `_alone`, too."""
-    if ScriptProcess.baseline is not None:
-        raise ConfigError(f"{framework} can't be trained by the baseline ddp; compare Paceline's protocols")
+    with _refusing():
+        if ScriptProcess.baseline is not None:
+            raise ConfigError(f"{framework} can't be trained by the baseline ddp; compare Paceline's protocols")
     if ScriptProcess.link is None:
         _join_others()
     return ScriptProcess.link is not None
