@@ -23,11 +23,12 @@ MAY_IMPORT = {
     "net": {"ipc"},
     "records": {"core", "scenario", "files"},
     "sim": {"core", "scenario", "records", "codecs"},
-    "training": {"codecs", "core", "ipc", "store"},
+    "training": {"codecs", "core", "ipc", "launch", "store"},
     "store": {"core", "ipc", "records", "training", "files"},
     "transfer": {"core", "ipc", "net", "records", "scenario", "host"},
     "host": {"core", "ipc", "net", "records", "scenario", "training", "transfer", "files", "terminal"},
     "job": {"core", "ipc", "net", "protocols", "records", "scenario", "host"},
+    "integrations": {"training"},
     "launch": {"core", "ipc", "net", "scenario", "files", "terminal"},
     "worker_process": {
         *("codecs", "core", "ipc", "net", "scenario", "store", "training", "host", "job", "launch", "files"),
@@ -227,7 +228,7 @@ OF_THE_ROOT = {
     "__main__": {"cli", "host"},
 }
 """Module to the parts of the package that it may import; what has names of `__init__` when one is first used."""
-MAY_IMPORT_THE_ROOT = {"worker_process", "runs"}
+MAY_IMPORT_THE_ROOT = {"integrations", "runs", "worker_process"}
 """Those above `training`, which the root's names come from: for the others it would be an arrow backwards."""
 
 

@@ -67,11 +67,14 @@ def framework(module: str) -> Any:
     [
         (framework("lightning.fabric.wrappers"), "before Lightning Fabric's setup.*without setup_dataloaders"),
         (framework("lightning_fabric.wrappers"), "before Lightning Fabric's setup.*without setup_dataloaders"),
-        (framework("lightning.pytorch.trainer.trainer"), r"before fit\(\).*have configure_optimizers\(\) return it"),
-        (framework("pytorch_lightning.trainer.trainer"), r"before fit\(\).*have configure_optimizers\(\) return it"),
+        (framework("lightning.pytorch.trainer.trainer"), "paceline.integrations.lightning.PacelineStrategy"),
+        (framework("pytorch_lightning.trainer.trainer"), "paceline.integrations.lightning.PacelineStrategy"),
         (framework("accelerate.optimizer"), "before Accelerate's prepare"),
-        (framework("transformers.trainer"), "A Trainer makes its own only in train"),
-        (None, "A Trainer makes its own only in train"),
+        (
+            framework("transformers.trainer"),
+            "only in train.*paceline.integrations.transformers.prepare",
+        ),
+        (None, "only in train.*paceline.integrations.transformers.prepare"),
     ],
 )
 def test_what_a_framework_has_wrapped_is_refused_with_where_prepare_goes(wrapped: Any, said: str) -> None:

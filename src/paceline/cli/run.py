@@ -189,7 +189,7 @@ class _Protocol(argparse.Action):
 def _meant(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Sequence[str]], object]) -> list[str]:
     """See `again.words`. Raises ConfigError for several protocols."""
     named = getattr(options, "protocols", ())
-    if options.listen is None and (placed := placement(os.environ)) is not None:
+    if options.listen is None and (placed := placement(os.environ)) is not None and placed.hosts > 1:
         options.listen = placed.head  # machines join: it is not the run's recorded hosts that make it
     if len(named) > 1:
         every = " ".join(f"-p {name}" for name in named)
@@ -272,6 +272,8 @@ def call(options: argparse.Namespace) -> int:
     if options.script is None:
         raise ConfigError("the following arguments are required: SCRIPT; see paceline run --help")
     _begin_with_hash_seed(options)
+    if choice is not None and (clash := registry().clashes.get(choice.spec.name)):
+        say(clash)
     scenario = given_scenario = Scenario() if options.scenario is None else load(options.scenario)
     if options.resume is not None and options.config is not None:
         raise ConfigError("--resume goes on with a run, and --config makes one again; give one of them")

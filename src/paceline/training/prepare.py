@@ -18,6 +18,8 @@ from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.messages.worker import ParserEnded, ScalarsLogged, StopWanted
+from paceline.launch.environment import ranks
+from paceline.launch.ranks import become_run
 from paceline.training.arguments import Arguments, Options, sorted_out
 from paceline.training.checks import check, check_loader
 from paceline.training.data.loader import PacedLoader, PacedStream, SharedStream
@@ -215,8 +217,25 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     return _alone(given) if ScriptProcess.baseline is None else _under(ScriptProcess.baseline, given, options)
 
 
+def is_in_run(framework: str) -> bool:
+    """Whether this process takes part in a run, for what prepares a framework's objects. See `_alone`, too."""
+    with _refusing():
+        if ScriptProcess.baseline is not None:
+            raise ConfigError(f"{framework} can't be trained by the baseline ddp; compare Paceline's protocols")
+    if ScriptProcess.link is None:
+        _join_others()
+    return ScriptProcess.link is not None
+
+
+def _join_others() -> None:
+    """Let the processes become one run if an engine has started the script in several. Then this doesn't return."""
+    if (several := ranks(os.environ)) is not None:
+        become_run(several)
+
+
 def _alone(given: Arguments) -> tuple[Any, ...]:
     """Leave the script as it is."""
+    _join_others()
     if line := unjoined(os.environ):
         print(line, file=sys.stderr)
     if given.loader is not None:
