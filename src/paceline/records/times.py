@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from paceline.core.items import Item, Mean, Partial, Replica, Sum, Update, Version
+from paceline.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StepTimes:
     """The parts of one step, in seconds. `began` counts from the run's start.
 
@@ -48,7 +49,8 @@ class StepTotals:
         self.compute += times.compute
         self.wait += times.wait
         self.transfer += times.push + times.pull
-        self.add_copies(times)
+        if times.to_device is not None or times.from_device is not None:
+            self.add_copies(times)
 
     def add_copies(self, times: StepTimes | StepTotals) -> None:
         if times.to_device is not None:
@@ -67,7 +69,7 @@ class StepTotals:
         return (self.to_device, self.from_device) != (None, None)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class TransferTimes:
     """A transfer in the network's model, and when the run acted on its end, in seconds since the run's start."""
 
@@ -76,7 +78,7 @@ class TransferTimes:
     delivered: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class FetchTimes:
     """An item that one host has fetched from another. The ledger's table `fetches` explains its moments."""
 

@@ -40,6 +40,7 @@ from paceline.core.orders import (
     CopyReplica,
     DropUpdate,
     EndRound,
+    Hold,
     Order,
     Reduce,
     Release,
@@ -55,7 +56,7 @@ from paceline.records.journal import Journal
 from paceline.records.times import FetchTimes, StepTimes, TransferTimes, exposed
 from paceline.scenario.links import ClusterLinks, Flow, Route, Way, average_bytes
 from paceline.scenario.scenario import Kill, Scenario, Slowdown
-from paceline.sim.costs import Costs
+from paceline.sim.costs import NOTHING, Costs
 
 
 class SimulatedTraining(Protocol):
@@ -358,19 +359,22 @@ class World:
     def carry_out(self, order: Order) -> None:
         """Carry out the order. Its effects come later, or at this moment."""
         self._training.carry_out(order, self.now)
-        match order:
+        match order:  # the orders of every step first
             case Release():
                 self._release(order)
-            case EndRound(worker=worker):
-                self._workers[worker].revoked = True
             case StartPush(worker=worker, step=step):
-                for one in steps_of(order)[:-1]:  # they are in the update of the last one
-                    self._settle(worker, one)
+                if order.since is not None:
+                    for one in range(order.since, step):  # they are in the update of the last one
+                        self._settle(worker, one)
                 self._transfer(worker, "push", step)
-            case StartPull(worker=worker, version=version):
-                self._pull(worker, version)
             case ApplyUpdate():
                 self._commit(order)
+            case Hold():
+                pass
+            case StartPull(worker=worker, version=version):
+                self._pull(worker, version)
+            case EndRound(worker=worker):
+                self._workers[worker].revoked = True
             case DropUpdate(worker=worker):
                 for step in steps_of(order):
                     self._settle(worker, step)
@@ -500,7 +504,7 @@ class World:
             return
         worker.drew = step
         before = self._costs.before(number, step)
-        if before.seconds:
+        if before is not NOTHING and before.seconds:
             since = self.now
             own = before.own_share
             self._work(worker, before.seconds, lambda: self._compute(number, worker, amount, since, own))
@@ -535,7 +539,7 @@ class World:
             return None
         after = self._costs.after(number, worker.step)
         since = self.now
-        if not after.seconds:
+        if after is NOTHING or not after.seconds:
             return self._ready(number, worker, amount, since, 0.0)
         self._work(worker, after.seconds, lambda: self._ready(number, worker, amount, since, after.own_share))
         return None
@@ -623,13 +627,13 @@ class World:
         """`of`: the step that is pushed, the version that is pulled, or the worker whose replica is copied."""
         if self._links_hosts and self._bring(number, what, of):
             return
-        worker = self._workers[number]
         if not self._links.paces_store:
-            if what == "pull" and worker.awaits == of:
+            if what == "pull" and self._workers[number].awaits == of:
                 self._tell(number, lambda: self._arrived(number, what, of))
             else:
                 self._arrived(number, what, of)
             return
+        worker = self._workers[number]
         direction: Literal["push", "pull"] = "push" if what == "push" else "pull"
         size = self._size(what, of, worker.took)
 
@@ -690,9 +694,10 @@ class World:
                 self._training.told(copied)
                 self._at_once.append(copied)
             case "pull":
-                self._workers[number].took = of
+                worker = self._workers[number]
+                worker.took = of
                 self._at_once.append(ParametersTaken(worker=number, version=of, at=self.now))
-                if self._workers[number].awaits == of:
+                if worker.awaits == of:
                     self._begin(number)
 
     # --- groups ---------------------------------------------------------------------------------------
