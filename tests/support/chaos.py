@@ -281,7 +281,8 @@ SCRIPTS = {"begin": 1, "prepare": 1, "batch": 12, "step": 12, "stepped": 12, "ep
 AGENTS = {
     "BeginScripts": 1,
     "Train": 1,
-    "CarryOut": 60,
+    "CarryOut": 30,
+    "CarryOutReleases": 30,
     "VersionMade": 30,
     "TellWorker": 20,
     "WorkerGone": 2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from paceline.core.items import Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.core.values import value
@@ -146,15 +147,19 @@ def _named(item: Item) -> tuple[str, int | None, int | None]:
     return "other", None, None
 
 
+_began = itemgetter(1)
+
+
 def exposed(transfers: Iterable[tuple[str, float, float]], since: float, until: float) -> tuple[float, float]:
     """Return the seconds of pushes and of pulls between `since` and `until`, while a worker waited.
 
     `transfers`: (direction, began, ended). Where two overlap, only the one that began first counts.
     """
     seconds = {"push": 0.0, "pull": 0.0}
-    for direction, began, ended in sorted(transfers, key=lambda transfer: transfer[1]):
+    for direction, began, ended in sorted(transfers, key=_began):
         since = max(since, began)
-        if min(until, ended) > since:
-            seconds[direction] += min(until, ended) - since
-            since = min(until, ended)
+        end = min(until, ended)
+        if end > since:
+            seconds[direction] += end - since
+            since = end
     return seconds["push"], seconds["pull"]
