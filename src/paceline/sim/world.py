@@ -114,7 +114,7 @@ class EmptySteps:
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `SimulatedTraining`."""
-        if isinstance(order, DropUpdate) and order.samples == "return":
+        if type(order) is DropUpdate and order.samples == "return":
             self.left_over += sum(self.taken.pop((order.worker, step), 1) for step in steps_of(order))
 
     def amount(self, worker: int, step: int, batches: int) -> Amount:
@@ -342,7 +342,10 @@ class World:
         for event in self._scenario.events:
             if isinstance(event, Kill) and event.at is not None and event.at >= self._begins.at:
                 self._at(event.at, lambda event=event: self._die(event))  # type: ignore[misc]
-        while not self._reached() and (fact := self._next()) is not None:
+        while not self._reached():
+            fact = self._at_once.popleft() if self._at_once else self._next()
+            if fact is None:
+                break
             yield fact
             if self._progress is not None:
                 self._progress(self.now, self._tally.steps, self._tally.model.versions)
@@ -442,9 +445,7 @@ class World:
 
     def _next(self) -> Fact | None:
         """Return the next fact, and move the clock to its time. None: there is none within the limit."""
-        while True:
-            if self._at_once:
-                return self._at_once.popleft()
+        while not self._at_once:
             until = self._events[0][0] if self._events else math.inf
             flow = self._links.finish(min(until, self._limit.seconds)) if self._links.under_way else None
             if flow is not None:
@@ -460,6 +461,7 @@ class World:
                 fact = event()
             if fact is not None:
                 return fact
+        return self._at_once.popleft()
 
     # --- steps ----------------------------------------------------------------------------------------
 
@@ -470,16 +472,14 @@ class World:
         if order.parameters == "pull":
             worker.awaits = order.version
             self._pull(order.worker, order.version)
+        elif cost := self._costs.release(order.worker, worker.step):
+            self._tell(order.worker, cost, lambda: self._begin(order.worker))
         else:
-            self._tell(order.worker, lambda: self._begin(order.worker))
+            self._begin(order.worker)
 
-    def _tell(self, number: int, then: Callable[[], None]) -> None:
+    def _tell(self, number: int, cost: float, then: Callable[[], None]) -> None:
         """Tell the worker to begin its step, after the workers whose turn comes before."""
         worker = self._workers[number]
-        cost = self._costs.release(number, worker.step)
-        if not cost:
-            then()
-            return
 
         def told() -> None:
             if self._workers.get(number) is worker:  # it may have left, and come back
@@ -628,8 +628,11 @@ class World:
         if self._links_hosts and self._bring(number, what, of):
             return
         if not self._links.paces_store:
-            if what == "pull" and self._workers[number].awaits == of:
-                self._tell(number, lambda: self._arrived(number, what, of))
+            cost = 0.0
+            if what == "pull" and (worker := self._workers[number]).awaits == of:
+                cost = self._costs.release(number, worker.step)
+            if cost:
+                self._tell(number, cost, lambda: self._arrived(number, what, of))
             else:
                 self._arrived(number, what, of)
             return
