@@ -35,7 +35,6 @@ from paceline.terminal import redraws, say
 if TYPE_CHECKING:
     from rich.text import Text
 
-HELP = "train a script under several protocols, and compare them"
 DESCRIPTION = (
     "Train SCRIPT under each protocol with each seed, and print one table. Arguments after SCRIPT "
     "are the script's own. `-p ddp` adds a row for PyTorch's own DistributedDataParallel. The same command with "

@@ -12,7 +12,6 @@ from paceline.core.choice import Parameter, declared, named, written
 from paceline.core.machine import Spec
 from paceline.protocols import registry
 
-HELP = "list the protocols and their parameters"
 DESCRIPTION = "List every protocol with its parameters, or show the one called NAME in full."
 
 

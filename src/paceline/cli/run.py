@@ -68,7 +68,6 @@ FLAGS = ("-n", "--workers", "-p", "--protocol", "--scenario", "--seed", "--seeds
 """Flags that are ours when they come before SCRIPT, and that few scripts have: unlike --epochs."""
 
 
-HELP = "train a script with several workers"
 DESCRIPTION = "Train SCRIPT with several worker processes. Arguments after SCRIPT are the script's own."
 
 
