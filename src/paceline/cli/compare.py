@@ -60,7 +60,7 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
     add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, unless the script says how many")
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
-    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end each run after S seconds")
+    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end each run after S seconds of training")
     add("--quiet", action="store_true", help="print the table alone")
     add("--export-markdown", type=Path, metavar="FILE", help="also write the table to FILE, as Markdown")
     add("--export-csv", type=Path, metavar="FILE", help="also write the numbers to FILE, as CSV")
