@@ -196,6 +196,7 @@ class _Link(ABC, Generic[AnEnd]):
             most=MOST_WAITING,
             heard=lambda: self._heard(connection, stream),
             lost=partial(self._lost, connection),
+            urgent=True,
         )
         self._carry_out(self._connected(connection, end))
 
