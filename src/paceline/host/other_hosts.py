@@ -469,6 +469,12 @@ class OtherHosts:
         """The host does not give what it has: it is to be ended."""
         self.directory.amiss(host, why)
 
+    def workers_of(self, name: str) -> Sequence[int]:
+        """Return the workers of that host; none if it is lost."""
+        if name == self._cluster.name:
+            return self._cluster.workers
+        return self._others[name].workers if name in self._others else ()
+
     def host_of(self, worker: int) -> str:
         """The worker's host."""
         return self._workers[worker].host.name if worker in self._workers else self._cluster.name
