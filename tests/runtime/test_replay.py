@@ -170,7 +170,7 @@ def test_a_run_of_three_segments_uses_each_sample_once_and_ends_on_the_same_bits
 ) -> None:
     flags = (*TWO, "-p", protocol, "--checkpoint", "2")
     stopped = launch.run(that_resumes(), *flags, "--max-steps", "21").completed()
-    launch.resume(stopped.folder, "--max-steps", "40").completed()
+    launch.resume(stopped.folder, "--max-steps", str(stopped.summary["steps"] + 15)).completed()
     recorded = launch.resume(stopped.folder).completed()
     assert (recorded.summary["samples"], recorded.summary["samples_missed"]) == (480, 0)
     assert recorded.rows("SELECT DISTINCT count(*) FROM applied_samples GROUP BY epoch, sample") == [(1,)]
@@ -180,10 +180,12 @@ def test_a_run_of_three_segments_uses_each_sample_once_and_ends_on_the_same_bits
     for query in (
         "SELECT kind, body FROM facts ORDER BY id",
         "SELECT version, checksum FROM checksums ORDER BY version",
-        "SELECT version, sha256, samples FROM versions ORDER BY version",
         "SELECT version, worker, step, epoch, sample FROM applied_samples ORDER BY version, worker, step, sample",
     ):
         assert recorded.rows(query) == again.rows(query), query
+    # A replayed segment ends with a recorded version. In the run it may have ended within a worker's last steps.
+    versions = "SELECT version, sha256, samples FROM versions"
+    assert set(recorded.rows(versions)) <= set(again.rows(versions))
     right(again)
 
 

@@ -7,6 +7,7 @@ its own for temporary files.
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import stat
@@ -21,6 +22,9 @@ VARIABLE = "PACELINE_TEST_MARK"
 UNMARKED = "0" * 32
 """In the place of a mark, as long as one."""
 SHARED = Path("/dev/shm")
+
+TRIED = re.compile("[a-z0-9_]{8}")
+"""The file with which Python's `tempfile` tries a folder. It stays if the process is killed just then."""
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Traces:
             new -= _files_in_use()  # what is in use belongs to another
         lines += [f"shared memory {path}" for path in sorted(new)]
         for path in sorted(self.temporary.rglob("*")):  # torch makes itself an empty folder there
-            if not path.is_dir():
+            if not path.is_dir() and not TRIED.fullmatch(path.name):
                 lines.append(f"{'socket' if stat.S_ISSOCK(path.lstat().st_mode) else 'temporary file'} {path}")
         return lines
 
