@@ -185,14 +185,7 @@ class RunModel:
                     advanced.append(order.worker)
                 case SwitchProtocol():
                     outcomes += self.outcomes.order(order)
-                    waiting = {worker for worker, _, _ in order.members}
-                    pause = fact.at - order.since
-                    switch = Switch(
-                        to=order.to, since=order.since, at=fact.at, why=order.why, waiting=waiting, pause=pause
-                    )
-                    if order.version is not None:
-                        switch.first = {worker: step for worker, _, step in order.members}
-                    self.switches.append(switch)
+                    self._switch(order, fact.at)
         if advanced:
             advanced = [worker for worker in advanced if worker in self.counts.finished]
             for worker in advanced:
@@ -237,6 +230,14 @@ class RunModel:
         self.head = next((host for _, host, _ in fact.members), "")
         for worker, host, _ in fact.members:
             self._enter(worker, host, fact.at)
+
+    def _switch(self, order: SwitchProtocol, at: float) -> None:
+        waiting = {worker for worker, _, _ in order.members}
+        pause = at - order.since
+        switch = Switch(to=order.to, since=order.since, at=at, why=order.why, waiting=waiting, pause=pause)
+        if order.version is not None:
+            switch.first = {worker: step for worker, _, step in order.members}
+        self.switches.append(switch)
 
     def _enter(self, worker: int, host: str, at: float) -> None:
         self.counts.enter(worker)
