@@ -10,7 +10,6 @@ from pathlib import Path
 from paceline.errors import FAILED
 from paceline.runs.check import checked_run
 
-HELP = "verify a run's ledger, and report the first inconsistency"
 DESCRIPTION = (
     "Tell the facts in a run's ledger to a fresh machine, and compare its orders with the recorded "
     "ones. Test the protocol's invariants after every fact, and the rules of all protocols. Exit with 0, or with "

@@ -38,7 +38,6 @@ from paceline.terminal import redraws, say
 if TYPE_CHECKING:
     from rich.text import Text
 
-HELP = "train a script under several protocols, and compare them"
 DESCRIPTION = (
     "Train SCRIPT under each protocol with each seed, and print one table. Arguments after SCRIPT "
     "are the script's own. `-p ddp` adds a row for PyTorch's own DistributedDataParallel. The same command with "
@@ -74,7 +73,7 @@ def add_flags(command: Parser) -> None:
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
     add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, unless the script says how many")
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
-    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end each run after S seconds")
+    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end each run after S seconds of training")
     add("--quiet", action="store_true", help="print the table alone")
     add("--export-markdown", type=Path, metavar="FILE", help="also write the table to FILE, as Markdown")
     add("--export-csv", type=Path, metavar="FILE", help="also write the numbers to FILE, as CSV")

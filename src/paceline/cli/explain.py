@@ -14,7 +14,6 @@ from paceline.records.explain.numbers import numbers
 from paceline.records.explain.sentences import sentences
 from paceline.records.reading import open_run, reading
 
-HELP = "explain why a run, or one of its steps, took so long"
 DESCRIPTION = (
     "Say in sentences where a run's time went, which workers made others wait, and what would help. "
     "With --worker or --step, say why that worker or step waited, for which worker, and how long."

@@ -14,7 +14,6 @@ from paceline.core.machine import Spec
 from paceline.protocols import registry
 from paceline.terminal import say
 
-HELP = "list the protocols and their parameters"
 DESCRIPTION = "List every protocol with its parameters, or show the one called NAME in full."
 
 

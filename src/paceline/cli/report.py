@@ -12,7 +12,6 @@ from paceline.terminal import say
 PAGE = "report.html"
 
 
-HELP = "show runs: curves, timelines, who waited for whom"
 DESCRIPTION = (
     "Write one HTML page that shows these runs, beside each other if there are several. The "
     "page works without a network or a server."

@@ -77,7 +77,6 @@ FLAGS = ("-n", "--workers", "-p", "--protocol", "--scenario", "--seed", "--seeds
 """Flags that are ours when they come before SCRIPT, and that few scripts have: unlike --epochs."""
 
 
-HELP = "train a script with several workers"
 DESCRIPTION = "Train SCRIPT with several worker processes. Arguments after SCRIPT are the script's own."
 EXAMPLES = {
     "paceline run -n 4 -p ssp:bound=5 --target 'loss<=0.2' train.py --lr 0.1": (
@@ -115,7 +114,7 @@ def add_flags(command: Parser) -> None:
     add("--saves", choices=("first", "all"), default="first", help=one)
     add("--tee", choices=("first", "all", "none"), default="first", help="whose output to show (default: first)")
     add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end after N applied updates")
-    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after S seconds")
+    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after S seconds of training")
     waits = "report waits that last longer than S seconds (default: 30)"
     add("--report-waits", type=seconds("--report-waits"), default=30.0, metavar="S", help=waits)
     fewer = (

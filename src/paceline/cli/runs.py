@@ -32,7 +32,6 @@ SHORTEST = 60
 """Characters of a result in the table; `--json` has all of them."""
 
 
-HELP = "list runs, remove them, show what they take on disk"
 DESCRIPTION = (
     "List the runs in a folder. `paceline runs DIR` is short for `paceline runs list DIR`, and takes its flags."
 )

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from paceline.runs.gradients import Script
 
 
-HELP = "predict how protocols would do on a cluster that you describe"
 DESCRIPTION = (
     "Run protocols in virtual time, on the cluster that CLUSTER.toml describes. With --from, run them "
     "in place of a recorded run, for as long as it took or for as many steps."

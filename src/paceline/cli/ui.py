@@ -11,7 +11,6 @@ HERE = Path("runs")
 """Where a run goes without `--out`."""
 
 
-HELP = "show runs in a browser, also while they go"
 DESCRIPTION = (
     "Serve a page of the runs in these folders to browsers of this machine, until Ctrl-C. A run that still goes on is "
     "read from its ledger once a second while somebody looks at it."

@@ -68,7 +68,7 @@ def run(
         target: A target such as `"accuracy>=0.95"`, or several.
         epochs: How many epochs the function trains, if its `prepare` does not say.
         max_steps: Updates after which the run ends.
-        max_seconds: Seconds after which the run ends.
+        max_seconds: Seconds of training after which the run ends.
         out: The run's folder (default: `runs/PROTOCOL-DATE-TIME`).
         quiet: Print nothing but what the workers print.
         args: The function's positional arguments, or the script's own words.
@@ -147,7 +147,7 @@ def compare(
         threads: Threads of each worker (default: cores / workers).
         target: What to come to, such as `"accuracy>=0.95"` (default: the run's end).
         epochs: How many epochs the function trains, if its `prepare` does not say.
-        max_seconds: Seconds after which each run ends.
+        max_seconds: Seconds of training after which each run ends.
         out: The comparison's folder (default: `runs/compare-DATE-TIME`).
         quiet: Print nothing but errors.
         args: The function's positional arguments, or the script's own words.

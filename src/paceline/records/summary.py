@@ -188,8 +188,9 @@ class Tally:
             elif not isinstance(outcome, Undone) and outcome.lost is not None:
                 self._count(outcome.lost, -1)
         for worker in moment.advanced:
-            share = self.shares[worker]
-            share.max_lead = max(share.max_lead, self.model.counts.lead(worker))
+            share, lead = self.shares[worker], self.model.counts.lead(worker)
+            if lead > share.max_lead:
+                share.max_lead = lead
         return moment
 
     def undone(self, worker: int, step: int) -> None:
@@ -201,7 +202,8 @@ class Tally:
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         """Add a finished step's times."""
         self.shares[worker].times.add(times)
-        self.model.computed(worker, step, times.began)
+        if self.model.switches:
+            self.model.computed(worker, step, times.began)
 
     def fetched(self, fetch: FetchTimes) -> None:
         """Count a fetch between hosts."""
