@@ -18,8 +18,18 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "failures": ("--on-loss", "--restart", "--on-divergence", "--report-waits"),
         "this machine": ("--threads", "--devices", "--start", "--isa"),
         "files and output": (
-            *("--out", "--record", "--checkpoint", "--saves", "--tee", "--tensorboard", "--progress", "--quiet"),
-            *("--json", "--export-markdown", "--export-csv", "--dry-run", "--from", "--steps"),
+            *(
+                "--out",
+                "--record",
+                "--checkpoint",
+                "--saves",
+                "--tee",
+                "--tensorboard",
+                "--log-to",
+                "--ui",
+                "--progress",
+            ),
+            *("--quiet", "--json", "--export-markdown", "--export-csv", "--dry-run", "--from", "--steps"),
         ),
         "again": ("--resume", "--config", "--yes"),
         "several machines": (
