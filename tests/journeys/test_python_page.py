@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,13 @@ def test_a_comparison_has_a_run_and_a_row_for_each_protocol(page: Page) -> None:
     assert page.both._repr_html_().count("<tr>") == 3
     assert paceline.Comparison(page.both.folder).summary == page.both.summary
     assert "seed 0" not in page.printed.getvalue(), "it is quiet"
+
+
+def test_a_comparison_s_page_begins_with_the_verdict_that_its_table_ends_with(page: Page) -> None:
+    (said,) = re.findall('<p class="verdict">(.*?)</p>', (page.both.folder / "report.html").read_text())
+    verdict = unescape(said).replace("\N{NO-BREAK SPACE}", " ")
+    assert re.match(r"asp .*error.*bsp.*one seed", verdict)
+    assert verdict in unescape(page.both._repr_html_())
 
 
 def test_a_comparison_goes_on_with_the_same_function_only(page: Page) -> None:
