@@ -25,6 +25,7 @@ def test_the_example_trains_one_model_to_the_end_of_its_schedule(launch: Launch)
     assert "at a rate of 0.010" in run.log(0)
 
 
+@pytest.mark.real_run
 def test_accelerate_launch_trains_one_model(tmp_path: Path) -> None:
     """With its launcher for GPUs, of which there needn't be one."""
     flags = "--multi_gpu --gpu_ids 0,1 --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
