@@ -1,6 +1,7 @@
 # make demo    the whole thing on real data: four workers, one of them slow, six protocols
 # make test    the test suite, with a few real runs (tests/journeys)
 # make test-runs  the other tests that make real runs
+# make test-integrations  installs Lightning, transformers and Accelerate, and tests what we have for these
 # make check   types and style
 # make numeric the tests of what is computed, as another processor computes it
 # make long    the longer suites
@@ -22,7 +23,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constra
 # Many containers set it. Each process of the suite would compile all modules anew, and pytest all of its tests.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-runs numeric long gates check bench docs docs-serve prose sizes papers transcripts clean
+.PHONY: demo test test-runs test-integrations numeric long gates check bench docs docs-serve prose sizes papers transcripts clean
 
 demo: $(VENV)/installed
 	@echo "Handwritten digits, 4 workers, of which worker 3 computes four times slower."
@@ -31,11 +32,15 @@ demo: $(VENV)/installed
 	  examples/digits.py --epochs 20
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and (not real_run or journey)"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not integrations and (not real_run or journey)"
 
 # What the tests of `make test` leave out: together they are what pytest runs without a mark.
 test-runs: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and real_run and not journey"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long and not integrations and real_run and not journey"
+
+test-integrations: $(VENV)/installed
+	@$(PIP) --editable '.[dev,integrations]'
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/integrations
 
 # The kernels that torch would take on another processor, and another number of threads: `make test` takes its own.
 # Only what comes out differently if sums are rounded in another way is run again.

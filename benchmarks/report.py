@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.main import main as paceline
+from paceline.core.phrases import count
+from paceline.runs.report import shown_of
 
 SCENARIO = """
 [cluster]
@@ -42,6 +44,8 @@ SIMULATED = (("ssp:bound=2", 200), ("sync-switch:switch_at=0.3", 200), ("ad-psgd
 """Protocols, and the steps that are simulated under each."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=1")
+TOP = 1250
+"""Pixels of the page's top, for a picture."""
 SCHEMES = {"light": "1", "dark": "0"}
 """By name: Blink's number."""
 
@@ -51,6 +55,8 @@ addEventListener("error", (event) => wrong.push(event.message));
 for (const kind of ["error", "warn"]) console[kind] = (...words) => wrong.push(words.join(" "));
 HTMLElement.prototype.setPointerCapture = () => {};  // there is no pointer: its events are made here
 </script>"""
+OPEN = "<script>for (const one of document.querySelectorAll('details')) one.open = true;</script>"
+"""Unfolds everything."""
 TRY = """<script>
 const after = (element, x, y) => {
   const box = element.getBoundingClientRect();
@@ -79,9 +85,10 @@ function timeline(canvas) {
   return { name: canvas.getAttribute("aria-label"), ranges, told: [...told] };
 }
 addEventListener("load", () => setTimeout(() => {
-  const timelines = [...document.querySelectorAll("canvas")].map(timeline);
-  const plots = document.querySelectorAll("svg[role=img]");
+  const timelines = [...document.querySelectorAll(".time canvas")].map(timeline);
+  const plots = document.querySelectorAll("svg[role=img], .u-over");
   for (const plot of plots) plot.dispatchEvent(new PointerEvent("pointermove", after(plot, 200, 100)));
+  for (const one of document.querySelectorAll("button[aria-pressed]")) { one.click(); one.click(); }
   const names = performance.getEntriesByType("resource").map((entry) => entry.name);
   const requests = names.filter((name) => !name.startsWith("data:"));
   const result = document.createElement("pre");
@@ -110,7 +117,9 @@ def tried(browser: str, page: Path, profile: Path) -> dict[str, Any]:
     """What came of opening the page and using it."""
     trial = profile / "trial.html"
     text = page.read_text(encoding="utf-8")
-    trial.write_text(text.replace("<head>", f"<head>{LISTEN}", 1).replace("</body>", f"{TRY}</body>"), encoding="utf-8")
+    trial.write_text(
+        text.replace("<head>", f"<head>{LISTEN}", 1).replace("</body>", f"{OPEN}{TRY}</body>"), encoding="utf-8"
+    )
     command = [browser, *FLAGS, f"--user-data-dir={profile}", "--window-size=1200,900", "--virtual-time-budget=20000"]
     done = subprocess.run([*command, "--dump-dom", trial.as_uri()], capture_output=True, text=True, timeout=180)
     found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
@@ -124,7 +133,8 @@ def pictured(browser: str, page: Path, part: str, height: int, scheme: str, pict
     """A screenshot of the page, or of that section of it alone."""
     trial = profile / "picture.html"
     hidden = f"<style>header, footer, section:not(#{part}) {{ display: none }}</style></head>" if part else "</head>"
-    trial.write_text(page.read_text(encoding="utf-8").replace("</head>", hidden, 1), encoding="utf-8")
+    text = page.read_text(encoding="utf-8").replace("</head>", hidden, 1)
+    trial.write_text(text.replace("</body>", f"{OPEN}</body>") if part else text, encoding="utf-8")
     command = [browser, *FLAGS, f"--user-data-dir={profile}", f"--window-size=1200,{height}", f"--screenshot={picture}"]
     command += [f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"]
     subprocess.run([*command, trial.as_uri()], capture_output=True, check=True, timeout=180)
@@ -200,13 +210,13 @@ def main() -> None:
         profile = Path(temporary) / "profile"
         profile.mkdir()
         size = page.stat().st_size / 1e6
-        lines = missing(tried(browser, page, profile), folders)
+        shown = shown_of(folders)
+        lines = missing(tried(browser, page, profile), shown)
         for scheme in SCHEMES if args.out else ():
             pictured(browser, page, "", 5000, scheme, out / f"report-{scheme}.png", profile)
-            pictured(
-                browser, page, "timeline", 250 + 265 * len(folders), scheme, out / f"timeline-{scheme}.png", profile
-            )
-    print("\n".join(lines) or f"{len(folders)} runs, {size:.1f} MB: all is there")
+            pictured(browser, page, "", TOP, scheme, out / f"top-{scheme}.png", profile)
+            pictured(browser, page, "timeline", 250 + 265 * len(shown), scheme, out / f"timeline-{scheme}.png", profile)
+    print("\n".join(lines) or f"{count(len(shown), 'run')}, {size:.1f} MB: all is there")
     sys.exit(1 if lines else 0)
 
 

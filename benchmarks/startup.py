@@ -9,6 +9,7 @@ In every round each command runs once, whole:
     together    the same with `--start together`: no worker goes ahead
     ddp         `torchrun --standalone` of a script that makes a Gloo group and trains that step with DDP
     all_reduce  the same with one all_reduce instead of a model: the least that can be asked of torchrun
+    plain       `python` of the script without Paceline: one process makes that step
     import      `python -c "import torch"`: what no training can do without
 
 *First step* is from the command's start until the last worker's first step had returned (`time.monotonic()` on both
@@ -45,6 +46,7 @@ TITLES = {
     "together": "--start together, one step",
     "ddp": "torchrun, one DDP step",
     "all_reduce": "torchrun, one all_reduce",
+    "plain": "plain python, one step",
     "import": "import torch",
 }
 VARIANTS = tuple(TITLES)
@@ -73,6 +75,7 @@ def measure(variant: str, workers: int, repeat: int, timeout: float) -> Measurem
         commands: dict[str, list[Any]] = {
             "paceline": run_it,
             "together": [*run_it, "--start", "together"],
+            "plain": [sys.executable],
             "import": [sys.executable, "-c", "import torch"],
         }
         command = commands.get(variant, [PROGRAMS / "torchrun", "--standalone", "--nproc-per-node", workers])
@@ -82,8 +85,8 @@ def measure(variant: str, workers: int, repeat: int, timeout: float) -> Measurem
             command += script
         began, ended = run(command, folder / "output", timeout)
         returned = [float(file.read_text()) for file in times.iterdir()]
-    if variant != "import" and len(returned) != workers:
-        raise Failed(f"{len(returned)} of {workers} workers made a step")
+    if variant != "import" and len(returned) != (expected := 1 if variant == "plain" else workers):
+        raise Failed(f"{len(returned)} of {expected} workers made a step")
     return Measurement(variant, workers, repeat, max(returned) - began if returned else None, ended - began)
 
 

@@ -29,6 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if tiers.FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.real_run)
+        if item.path.parent.name == "integrations":
+            item.add_marker(pytest.mark.integrations)
         if item.path.parent.name == "journeys":
             item.add_marker(pytest.mark.real_run)
             item.add_marker(pytest.mark.journey)

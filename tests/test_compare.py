@@ -55,17 +55,29 @@ def test_protocols_take_turns_seed_by_seed_and_each_has_a_row(job: Job, capsys: 
     ended = "bsp, seed 0: accuracy>=0.95 after 8.0 s; at its end: 8.0 s, accuracy 0.96"
     assert re.fullmatch(re.escape(ended) + r" \(run 1 of 4, about \d+ s left\)", out[0])
     assert out[3].endswith(" (run 4 of 4)")
-    assert [" ".join(line.split()) for line in out[-7:-4]] == [
+    assert [" ".join(line.split()) for line in out[-8:-5]] == [
         "protocol seconds speed-up samples/s accuracy waiting stale max stale",
         "bsp 8.0 to 8.0 1.00 100 to 100 0.96 to 0.96 25% 0.50 to 0.50 3",
         "asp 2.0 to 3.0 3.20 100 to 100 0.96 to 0.96 25% 0.50 to 0.50 3",
     ]
-    assert out[-4:] == [
+    assert out[-5:] == [
         "seconds: until accuracy>=0.95; accuracy: of the last version",
         "2 seeds: each range is that of its runs, and decides nothing; --seeds 3 or more gives intervals",
         "learning rates (--learning-rate-rule none): the script's own",
         "both: compare.json, report.html, and a folder for each run",
+        "asp reached accuracy ≥ 0.95 3.20 × as fast as bsp (2.0 to 3.0 s against 8.0 s, 2 seeds: too few for an "
+        "interval); final accuracy equal (0.96).",
     ]
+
+
+def test_the_verdict_comes_last_with_its_intervals_and_calls_protocols_by_their_names(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare("-p", "bsp", "-p", "ssp:bound=3", "--seeds", "3", "--quiet") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "ssp was as fast as bsp per sample, within the spread (10 ± 0 ms against 10 ± 0 ms, 3 seeds); "
+        "final accuracy equal (0.96)."
+    )
 
 
 def test_json_prints_the_comparison_as_compare_json_has_it(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,11 +185,11 @@ def test_a_diverged_run_is_a_result(job: Job, capsys: pytest.CaptureFixture[str]
     assert [(row["diverged"], row["never"]) for row in state()["protocols"]] == [(0, 0), (1, 1)]
 
 
-def test_protocols_are_shown_as_typed_and_go_on_however_they_are(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_protocol_has_one_name_however_its_defaults_are_typed(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare("-p", "ssp:bound=3") == 0
     out = capsys.readouterr().out
-    assert out.startswith("ssp:bound=3, seed 0: ")
-    assert "\nssp:bound=3 " in out
+    assert out.startswith("ssp, seed 0: ")
+    assert "\nssp " in out
     assert compare("-p", "ssp") == 0
     assert "\nssp " in capsys.readouterr().out
     assert len(job.begun) == 1
@@ -230,6 +242,7 @@ def test_seeds_protocols_and_the_target_may_change_while_no_run_is_made_again(jo
 
 def test_runs_of_another_configuration_are_not_mixed_in(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(*TWO) == 0
+    assert capsys.readouterr().err == "next: open both/report.html\n"
     assert compare(*TWO, "-n", "3", "--learning-rate-rule", "linear", script=("train.py", "-n", "4")) == 2
     late, line = capsys.readouterr().err.splitlines()
     assert late == "paceline: -n after train.py is the script's own; Paceline's flags come before the script"
@@ -292,7 +305,7 @@ def test_a_target_of_a_metric_that_there_is_not_costs_one_run(job: Job, capsys: 
     [
         ([], "the following arguments are required: -p/--protocol"),
         (["-p", "bsq"], 'unknown protocol "bsq" (did you mean "bsp"?)'),
-        (["-p", "ssp", "-p", "ssp:bound=3"], "-p ssp:bound=3: ssp:bound=3 is given twice"),
+        (["-p", "ssp", "-p", "ssp:bound=3"], "-p ssp:bound=3: ssp is given twice"),
         (["-p", "bsp", "--target", "accuracy"], 'target "accuracy" is not METRIC>=VALUE'),
         (["-p", "bsp", "--seeds", "0"], '--seeds is "0"; it must be a whole number, 1 or more'),
         (["-p", "bsp", "--learning-rate-rule", "square"], "invalid choice: 'square'"),

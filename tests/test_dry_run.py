@@ -76,6 +76,14 @@ def test_from_a_run_it_takes_the_run_s_steps_and_what_they_took(costs: str, caps
     assert told["lacking"] is None
 
 
+def test_from_a_run_it_takes_the_run_s_number_of_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "steady.toml", "-n", "3", "-p", "bsp", "--steps", "21", "--out", "costs"]) == 0
+    flags = ("--dry-run", "--from", "costs", "--scenario", "steady.toml", "train.py")
+    assert main(["compare", "-p", "bsp", *flags]) == 0
+    assert main(["compare", "-p", "bsp", "-n", "2", *flags]) == 2
+    assert "--from costs has 3 workers, and -n is 2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "lacking"),
     [

@@ -23,27 +23,28 @@ MAY_IMPORT = {
     "net": {"ipc"},
     "records": {"core", "scenario", "files"},
     "sim": {"core", "scenario", "records", "codecs"},
-    "training": {"codecs", "core", "ipc", "store"},
+    "training": {"codecs", "core", "ipc", "launch", "store"},
     "store": {"core", "ipc", "records", "training", "files"},
     "transfer": {"core", "ipc", "net", "records", "scenario", "host"},
     "host": {"core", "ipc", "net", "records", "scenario", "training", "transfer", "files", "terminal"},
     "job": {"core", "ipc", "net", "protocols", "records", "scenario", "host"},
+    "integrations": {"training"},
     "launch": {"core", "ipc", "net", "scenario", "files", "terminal"},
     "worker_process": {
         *("codecs", "core", "ipc", "net", "scenario", "store", "training", "host", "job", "launch", "files"),
     },
-    "display": {"core", "records", "host", "job", "coordinator", "terminal"},
+    "display": {"core", "ipc", "net", "records", "host", "job", "coordinator", "files", "terminal"},
     "coordinator": {
         *("core", "ipc", "net", "records", "scenario", "transfer", "host", "job", "launch"),
         *("worker_process", "display", "files"),
     },
     "runs": {
         *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "training", "transfer", "host"),
-        *("job", "launch", "worker_process", "coordinator", "files", "terminal"),
+        *("job", "launch", "worker_process", "display", "coordinator", "files", "terminal"),
     },
     "cli": {
         *("codecs", "core", "ipc", "net", "protocols", "records", "scenario", "sim", "host", "job", "launch"),
-        *("worker_process", "coordinator", "runs", "files", "terminal"),
+        *("worker_process", "display", "coordinator", "runs", "files", "terminal"),
     },
     "notebook": {
         *("core", "ipc", "protocols", "records", "scenario", "training", "host", "launch", "runs", "cli", "files"),
@@ -169,6 +170,14 @@ LOADED = {
         "from paceline.cli.main import main; main(['protocols']); main(['protocols', 'ssp', '--json'])",
         "not {'torch', 'numpy', 'rich'} & loaded",
     ),
+    "neither the command line nor the coordinator loads a tracker's library": (
+        "from paceline.cli.main import parser; parser(); import paceline.coordinator.coordinator",
+        "not {'wandb', 'mlflow', 'tensorboard'} & loaded",
+    ),
+    "the process that logs to a tracker waits for no import but the tracker's": (
+        "import paceline.display.trackers.process; import paceline.display.trackers.wandb",
+        "not {'torch', 'numpy', 'wandb'} & loaded",
+    ),
     "a run on one host loads nothing that moves bytes between hosts": (
         "import paceline.coordinator.coordinator",
         "not {f'paceline.{name}' for name in ('net.handshake', 'net.tls', 'transfer.data_connection', "
@@ -219,7 +228,7 @@ OF_THE_ROOT = {
     "__main__": {"cli", "host"},
 }
 """Module to the parts of the package that it may import; what has names of `__init__` when one is first used."""
-MAY_IMPORT_THE_ROOT = {"worker_process", "runs"}
+MAY_IMPORT_THE_ROOT = {"integrations", "runs", "worker_process"}
 """Those above `training`, which the root's names come from: for the others it would be an arrow backwards."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -166,6 +167,57 @@ def test_without_matplotlib_figures_are_refused_at_once(
     assert said.err.count("\n") == 1
     assert not (simulation / "report.html").exists()
     assert report(simulation).code == 0
+
+
+def comparison(folder: Path, target: str | None = None) -> Path:
+    """A comparison's folder: simulated runs of two protocols with two seeds, and runs of the baseline."""
+    runs = []
+    for name in ("bsp", "asp", "ddp"):
+        for seed in (0, 1):
+            run = folder / f"{name}-seed{seed}"
+            if name == "ddp":
+                run.mkdir()
+                told = json.loads((folder / "bsp-seed0" / "summary.json").read_text())
+                told |= {"protocol": {"name": "ddp", "config": {}}, "seed": seed, "samples_per_second": 1.0 + seed}
+                (run / "summary.json").write_text(json.dumps(told))
+            else:
+                simulated(run, name, steps=STEPS, seed=seed)
+            runs.append({"protocol": name, "seed": seed, "folder": run.name})
+    settings = {"protocols": {"bsp": {}, "asp": {}, "ddp": {}}, "target": target}
+    (folder / "compare.json").write_text(json.dumps({"settings": settings, "runs": runs}))
+    return folder
+
+
+def test_a_comparison_s_page_compares_the_baseline_too_which_has_no_ledger_and_no_charts(
+    report: Any, tmp_path: Path
+) -> None:
+    folder = comparison(tmp_path / "both")
+    said = report(folder, "--json")
+    assert (said.code, said.err) == (0, "")
+    assert [Path(run).name for run in json.loads(said.out)["runs"]] == [
+        "bsp-seed0",
+        "bsp-seed1",
+        "asp-seed0",
+        "asp-seed1",
+    ]
+    text = (folder / "report.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    first, second = re.findall('<p class="verdict">(.*?)</p>', text)
+    assert first.startswith("asp ")
+    assert second.startswith("ddp took ")
+    assert "2 seeds" in first
+    rows = re.findall('<tr><th scope="row">(\\w+)</th><td data-head="seconds">', text)
+    assert rows == ["bsp", "asp", "ddp"], "in the order in which they were asked for"
+    assert {run["group"] for run in embedded(folder / "report.html")["runs"]} == {"bsp", "asp"}
+
+
+def test_a_comparison_of_baselines_alone_has_nothing_to_report(report: Any, tmp_path: Path) -> None:
+    folder = comparison(tmp_path / "both")
+    state = json.loads((folder / "compare.json").read_text())
+    state["runs"] = state["runs"][4:]
+    (folder / "compare.json").write_text(json.dumps(state))
+    said = report(folder)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "none of its runs has a ledger to report" in said.err
 
 
 def test_programs_read_what_was_written(report: Callable[..., Said], simulation: Path) -> None:

@@ -19,11 +19,11 @@ EMPTY: Any = {
 SECONDS = {f"{part}_seconds": 1.0 for part in ("compute", "wait", "transfer", "other")}
 
 
-def shown(steps: list[int], samples: float | None, capsys: pytest.CaptureFixture[str], **others: Any) -> str:
+def shown(made: list[int], samples: float | None, capsys: pytest.CaptureFixture[str], **others: Any) -> str:
     rows = [
-        {"worker": worker, "steps": made, "max_lead": 0, "left": None, **SECONDS} for worker, made in enumerate(steps)
+        {"worker": worker, "steps": steps, "max_lead": 0, "left": None, **SECONDS} for worker, steps in enumerate(made)
     ]
-    summary = {**EMPTY, "workers": len(steps), "samples_per_second": samples, "per_worker": rows, **others}
+    summary = {**EMPTY, "workers": len(made), "samples_per_second": samples, "per_worker": rows, **others}
     print_summary(summary, Path())  # type: ignore[arg-type]
     return capsys.readouterr().out
 
@@ -106,3 +106,24 @@ def test_copies_have_a_table_of_their_own_where_there_are_any(capsys: pytest.Cap
     ]
     assert "\nThese copies overlap the other times and add nothing to them.\n" in out
     assert "device" not in shown([50, 50], 32.0, capsys)
+
+
+def test_a_summary_names_the_protocol_without_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    def of(bound: int) -> str:
+        return shown([50], 32.0, capsys, protocol={"name": "ssp", "config": {"bound": bound}})
+
+    assert "ssp · 1 worker ·" in of(3)
+    assert "ssp:bound=4 · 1 worker ·" in of(4)
+
+
+def test_an_interruption_before_the_first_step_is_called_that(capsys: pytest.CaptureFixture[str]) -> None:
+    stopped: Any = {"outcome": "interrupted", "steps": 0}
+    assert "\ninterrupted before the first step\n" in shown([], None, capsys, **stopped)
+    assert "\ninterrupted\n" in shown([50], 32.0, capsys, outcome="interrupted")
+
+
+def test_batches_that_no_worker_was_left_to_take_are_said_in_the_reader_s_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert " · 1 sample not trained on\n" in shown([50], 32.0, capsys, outcome="interrupted", samples_missed=1)
+    assert " · 32 samples not trained on\n" in shown([50], 32.0, capsys, samples_missed=32)

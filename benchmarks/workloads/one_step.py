@@ -21,12 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", choices=("paceline", "ddp", "all_reduce"), required=True)
+    parser.add_argument("--variant", choices=("paceline", "plain", "ddp", "all_reduce"), required=True)
     parser.add_argument("--times", type=Path, required=True, help="an existing folder for the workers' times")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    if args.variant != "paceline":
+    worker = 0
+    if args.variant in ("ddp", "all_reduce"):
         dist.init_process_group("gloo")
         worker = dist.get_rank()
     if args.variant == "all_reduce":
@@ -37,7 +38,7 @@ def main() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         if args.variant == "ddp":
             model = DistributedDataParallel(model)
-        else:
+        elif args.variant == "paceline":
             import paceline
 
             model, optimizer = paceline.prepare(model, optimizer)
@@ -45,7 +46,7 @@ def main() -> None:
         model(torch.ones(4, 16)).square().mean().backward()
         optimizer.step()
     (args.times / str(worker)).write_text(str(time.monotonic()))
-    if args.variant != "paceline":
+    if args.variant in ("ddp", "all_reduce"):
         os._exit(0)  # taking the process group down hangs now and then, at the end of ProcessGroupGloo's thread
 
 

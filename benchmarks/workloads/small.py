@@ -14,6 +14,7 @@ parser.add_argument("--samples", type=int, default=3200)
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--batch", type=int, default=16, help="samples in each")
 parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 4], help="of the layers, input first")
+parser.add_argument("--log", action="store_true", help="log the loss of each step")
 parser.add_argument("--adam", action="store_true", help="in the place of SGD with momentum")
 args = parser.parse_args()
 
@@ -28,6 +29,9 @@ loader = DataLoader(data, batch_size=args.batch, shuffle=True)
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=args.epochs)
 for _ in range(args.epochs):
     for x, y in loader:
-        nn.functional.cross_entropy(model(x), y).backward()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if args.log:
+            paceline.log(loss=loss.item())

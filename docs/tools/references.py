@@ -70,6 +70,8 @@ def _section(command: argparse.ArgumentParser, first: argparse.ArgumentParser | 
 
 def _called(action: argparse.Action) -> str:
     value = "" if action.nargs == 0 else _value(action)
+    if action.option_strings and action.nargs == "?":  # the flag may stand alone
+        value = f"[{value}]"
     return ", ".join(f"`{flag} {value}`".replace(" `", "`") for flag in action.option_strings) or f"`{value}`"
 
 

@@ -11,6 +11,7 @@ from paceline.core.choice import check_parameters, choose, declared, parameter, 
 from paceline.core.machine import Spec
 from paceline.errors import ConfigError
 from paceline.protocols import registry
+from paceline.records.segments import name_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,39 @@ def test_every_kind_of_value_is_read_and_written_back_alike() -> None:
         kept="last", pause=0.5,
     )  # fmt: skip
     assert str(choice) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("bsp", "bsp"),
+        ("ssp:bound=3", "ssp"),
+        ("ssp:bound=4", "ssp:bound=4"),
+        ("quorum:grace=0,m=3", "quorum:m=3"),
+        ("sync-switch:first=ssp:bound=3,then=ssp:bound=5", "sync-switch:first=ssp,then=ssp:bound=5"),
+        ("balanced:protocol=quorum:m=3,every=10", "balanced:protocol=quorum:m=3"),
+    ],
+)
+def test_a_name_spells_out_no_default_and_a_record_every_parameter(text: str, name: str) -> None:
+    choice = choose(text, registry())
+    assert choice.name == name
+    recorded = choice.to_plain()
+    assert all(parameter in recorded["config"] for parameter in declared(choice.spec.config))
+    assert name_of(recorded, registry()) == name
+    assert choose(name, registry()).to_plain() == recorded
+
+
+def test_the_inner_protocol_is_recorded_with_every_parameter() -> None:
+    for text, key in (("balanced:protocol=quorum:m=3", "protocol"), ("sync-switch:first=quorum:m=3", "first")):
+        assert choose(text, registry()).to_plain()["config"][key] == "quorum:m=3,grace=0.0"
+
+
+def test_a_recorded_protocol_that_is_not_known_keeps_all_its_parameters() -> None:
+    assert name_of({"name": "theirs", "config": {"rate": 0.5, "gate": "none"}}, registry()) == (
+        "theirs:rate=0.5,gate=none"
+    )
+    assert name_of({"name": "ssp", "config": {"gone": 3}}, registry()) == "ssp:gone=3"
+    assert name_of({"name": "ddp", "config": {}}, registry()) == "ddp"
 
 
 @pytest.mark.parametrize("key", ["limit", "gate", "kept"])

@@ -40,8 +40,19 @@ README = (ROOT / "README.md").read_text()
 OURS = re.compile(r"https://(?:github|raw\.githubusercontent)\.com/paceline/paceline/(?:blob/)?main/([^)#\s]+)")
 
 
-def test_the_readme_has_fewer_than_900_words() -> None:
-    assert len(README.split()) < 900
+def test_the_readme_has_at_most_700_words() -> None:
+    assert len(README.split()) <= 700
+
+
+def test_the_readme_says_in_its_first_lines_whom_it_is_for_and_then_how_to_install_with_two_commands() -> None:
+    beginning, install = README.split("\n## ")[:2]
+    assert "For you, if" in "".join(beginning.splitlines()[:3])
+    assert install.startswith("Install\n")
+    commands = re.search(r"```\n(.*?)```", install, re.DOTALL)
+    assert commands is not None
+    assert [line.partition("#")[0].strip() for line in commands[1].splitlines()] == ["make demo", "make test"]
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"demo", "test"} <= set(targets)
 
 
 def test_links_into_the_project_are_whole_addresses_of_files_that_are_there() -> None:

@@ -61,16 +61,21 @@ def counted() -> Iterator[str]:
     tally.recorded(1, 0.5, 32)
     tally.evaluated(1, {"accuracy": 0.9})
     tally.logs("accuracy", worker=0, step=1, version=1, at=0.7, value=0.95)
+    tally.logs_any("loss", worker=0, step=1, version=1, at=0.7, value=0.2)
     tally.consensus(1, 0.5, 0.1)
     tally.fetched(FetchTimes(host="node-1", source="node-0", kind="other", bytes=8, began=0.1, ended=0.2))
     tally.moved({"node-0": 0.1, "node-1": 0.2})
     choice, targets = choose("all-reduce", registry()), [Target.parse("accuracy>=0.9")]
     summary = tally.summary(protocol=choice, workers=2, threads=1, seed=0, outcome="completed", targets=targets)
     found = (path for path in paths(summary) if path != "evaluations[].accuracy")
-    return (re.sub(r"^(logged\.\*)\.(?:last|highs\[\]|lows\[\])\.", r"\1.*.", path) for path in found)
+    found = (re.sub(r"^(logged\.\*)\.(?:last|highs\[\]|lows\[\])\.", r"\1.*.", path) for path in found)
+    return (path for path in found if not re.match(r"scalars\.\*\.\w+\.", path))  # the same keys as those of `logged`
 
 
-OWN_ROW = ("per_worker[].left", "targets", "logged", "logged.*.last")
+OWN_ROW = (
+    *("per_worker[].left", "targets", "logged", "logged.*.last"),
+    *("scalars", "scalars.*.first", "scalars.*.last"),
+)
 """Objects that the page also says something of as a whole."""
 OTHERSKEYS = ("protocol.config", "staleness.histogram")
 """Objects whose keys are not the summary's own."""
@@ -79,7 +84,7 @@ OTHERSKEYS = ("protocol.config", "staleness.histogram")
 def paths(value: dict[str, Any], above: str = "") -> Iterator[str]:
     """Every key, as the page writes it."""
     for key, inner in value.items():
-        path = above + ("*" if above in ("targets.", "logged.") else key)
+        path = above + ("*" if above in ("targets.", "logged.", "scalars.") else key)
         if isinstance(inner, list):
             yield f"{path}[]"
             for one in (one for one in inner if isinstance(one, dict)):

@@ -110,6 +110,8 @@ def test_a_host_that_has_another_one_is_named(launch: Launch, unset: pytest.Monk
         ("run -n2 --json --tee=all train --config x --seed 9", 0),
         ("run --scenario slow.py --quiet --seed 7 train.py --seed 9", 7),
         ("run --seed 7 -- train --seed 9", 7),
+        ("run --ui train.py --seed 9", 0),
+        ("run --ui 8080 --seed 7 train.py", 7),
         ("run --seed", None),
         ("run --resume runs/bsp", None),
         ("run --config=runs/bsp --seed 7", None),
@@ -123,7 +125,7 @@ def test_a_glance_at_a_command_line_tells_its_hash_seed(words: str, seed: int | 
 
 def test_the_glance_knows_which_flags_have_no_value() -> None:
     run = parser("run")._parts()["run"]
-    flags = {flag for action in run._actions if action.nargs == 0 for flag in action.option_strings}
+    flags = {flag for action in run._actions if action.nargs in (0, "?") for flag in action.option_strings}
     assert flags - {"-h", "--help"} == hash_seed.WITHOUT_VALUE
 
 

@@ -196,6 +196,10 @@ def test_a_run_that_loops_on_after_its_last_epoch_says_so_once(launch: Launch) -
         ({"WORLD_SIZE": "4", "RANK": "1"}, False),
         ({"WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0"}, True),
         ({"WORLD_SIZE": "4"}, True),
+        ({"WORLD_SIZE": "4", "PACELINE_ALONE": "1"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, False),
+        ({"PMI_SIZE": "4", "PMI_RANK": "0"}, True),
     ],
 )
 def test_processes_that_another_launcher_started_are_told_once_of_paceline_run(
@@ -206,12 +210,6 @@ def test_processes_that_another_launcher_started_are_told_once_of_paceline_run(
     if line is not None:
         assert line.startswith("paceline: each of these 4 processes trains a model of its own")
         assert line.endswith("start the script with `paceline run -n 4 SCRIPT` instead")
-
-
-def test_under_torchrun_the_line_names_the_command_that_it_can_start() -> None:
-    line = unjoined({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "0", "TORCHELASTIC_RUN_ID": "none"})
-    assert line is not None
-    assert line.endswith("`torchrun --nproc-per-node 1 --no-python paceline run -n 4 SCRIPT` instead")
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -34,7 +34,7 @@ def cut(link: HeadLink | HostLink) -> None:
 # --- messages
 
 
-def test_what_is_sent_before_the_loop_waits_is_written_together_but_not_kept_until_hundreds_are_there(
+def test_what_is_sent_before_the_loop_waits_is_written_together_but_not_kept_until_many_are_there(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, at_host = cluster.host()
@@ -49,12 +49,12 @@ def test_what_is_sent_before_the_loop_waits_is_written_together_but_not_kept_unt
     for value in range(AT_ONCE // 2):
         host.send(Told(value))
     assert not writes
-    for value in range(AT_ONCE // 2, 100):
+    for value in range(AT_ONCE // 2, 3 * AT_ONCE + 1):
         host.send(Told(value))
-    assert len(writes) == 1
-    cluster.until(lambda: len(cluster.head.values) == 100)
-    assert cluster.head.values == list(range(100))
-    assert writes[0] > 100
+    assert len(writes) == 3
+    cluster.until(lambda: len(cluster.head.values) == 3 * AT_ONCE + 1)
+    assert cluster.head.values == list(range(3 * AT_ONCE + 1))
+    assert writes[0] > AT_ONCE
     assert len(writes) < 10, "and what acknowledges"
 
 
@@ -137,6 +137,13 @@ def test_a_host_that_does_not_read_holds_nobody_up_and_is_ended(cluster: Cluster
 
 
 # --- sockets
+
+
+def test_control_messages_go_before_the_bytes_of_items_where_the_link_s_queue_has_bands(cluster: Cluster) -> None:
+    host, at_host = cluster.host()
+    cluster.until(lambda: at_host.incarnation)
+    for end in (*sockets(host), *sockets(cluster.head.link)):
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == tcp.URGENT > 0
 
 
 def test_connections_send_at_once_and_notice_a_lost_peer_within_the_timeout(cluster: Cluster) -> None:

@@ -63,6 +63,12 @@ class Several:
         for snapshot in (1, 2):
             other.turns_of(2).told(messages.worker.Keep(snapshot, 4, 0))
 
+    def before_waiting(self) -> None:
+        """Do what the head does before it waits for anything."""
+        for (call,), _ in self.directory.before_waiting.call_args_list:
+            call()
+        self.directory.before_waiting.reset_mock()
+
     def _amiss(self, host: str, why: str) -> None:
         assert host == "node-1"
         raise MessageUnreadable(why)
@@ -378,6 +384,42 @@ def test_a_step_is_finished_by_the_worker_that_was_released_for_it_and_once() ->
         several.hosts.carry_out(Release(worker=2, step=0, version=3))
         several.say(WorkerSaid(2, finished))
     assert [message for _, message, _ in several.heard] == [offer, finished, finished]
+
+
+def test_the_releases_of_a_round_go_to_each_host_in_one_message() -> None:
+    several = Several()
+    elsewhere: list[messages.Message] = []
+    several.hosts.adds(RemoteHost("node-2", range(4, 6), elsewhere.append))
+    several.told.clear()
+    elsewhere.clear()
+    releases = [Release(worker=worker, step=0, version=3, batches=worker) for worker in (2, 3, 4, 5)]
+    for release in releases:
+        several.hosts.carry_out(release)
+    told = [host_messages.VersionMade(3), host_messages.CarryOutReleases.of(releases[:2])]
+    assert several.told == told  # as soon as another host's come
+    assert elsewhere == [host_messages.VersionMade(3)]
+    several.before_waiting()
+    assert elsewhere[1:] == [host_messages.CarryOutReleases.of(releases[2:])]
+    assert several.told[1].orders == releases[:2]
+
+
+def test_what_is_told_of_a_worker_after_its_release_comes_after_it() -> None:
+    several = Several()
+    several.hosts.carry_out(Release(worker=2, step=0, version=3))
+    several.hosts.left(2, died=False)
+    several.hosts.carry_out(Release(worker=3, step=0, version=3))
+    several.before_waiting()
+    _, two, gone, three = several.told
+    assert [one.worker for one in (*two.orders, gone, *three.orders)] == [2, 2, 3]
+
+
+def test_a_host_that_comes_again_is_told_no_release_of_before_it_was_lost() -> None:
+    several = Several()
+    several.hosts.carry_out(Release(worker=2, step=0, version=3))
+    several.hosts.lost("node-1", "it is cut off")
+    several.hosts.back("node-1")
+    several.before_waiting()
+    assert [type(one) for one in several.told] == [host_messages.VersionMade, host_messages.BeginScripts]
 
 
 def test_nothing_comes_along_twice_by_one_name() -> None:

@@ -20,7 +20,7 @@ from paceline.ipc.loop import Loop
 from paceline.ipc.memory import OpenFile, Region, Span
 from paceline.transfer import data_connection
 from paceline.transfer.data_connection import PART, PeerExchange
-from paceline.transfer.io_process import Pong
+from paceline.transfer.io_process import TOLD, Pong, _ToHost
 from paceline.transfer.item_names import fields_of
 from paceline.transfer.messages import (
     Asked,
@@ -30,6 +30,7 @@ from paceline.transfer.messages import (
     DropWant,
     Lost,
     Named,
+    Peer,
     Range,
     Refuse,
     Released,
@@ -307,3 +308,21 @@ def test_the_process_has_a_name_and_ends_with_its_host() -> None:
     with pytest.raises(ChildProcessError):  # it was collected
         os.waitid(os.P_PIDFD, watch, os.WEXITED)
     os.close(watch)
+
+
+def test_the_host_hears_of_an_item_s_first_bytes_at_once_and_of_small_ones_after_them_with_the_last() -> None:
+    said: list[Any] = []
+    to_host = _ToHost(said.append)
+    for again in range(2):  # numbers are not used again, but a host may be told of many
+        said.clear()
+        to_host.hear(Came(again, 0, 10))
+        assert said == [Came(again, 0, 10)]  # its fetch begins with these
+        for begin in (10, 20):
+            to_host.hear(Came(again, begin, begin + 10))
+        assert len(said) == 1
+        whole = Brought(again, Peer("b", 1), 30, True)
+        to_host.hear(whole)
+        assert said[1:] == [Came(again, 10, 30), whole]
+    to_host.hear(Came(7, 0, TOLD))
+    to_host.hear(Came(7, TOLD, 2 * TOLD))
+    assert said[-2:] == [Came(7, 0, TOLD), Came(7, TOLD, 2 * TOLD)]

@@ -142,3 +142,26 @@ def test_a_ledger_that_was_changed_is_found_and_its_replay_ends_otherwise(launch
     again = replayed(forged)
     assert again.code == 3
     assert "version 20 is" in again.out
+
+
+def test_runs_end_with_the_command_to_type_next_and_show_a_failed_script_s_traceback_once(launch: Launch) -> None:
+    shown = ("-n", "2", "--progress", "1000")
+    run = launch.run(training(), *shown).completed()
+    assert run.err == f"next: paceline explain {run.folder}\n"
+    everywhere = training("if epoch == 1 and step > 10:\n    raise ValueError('a bad batch')")
+    failed = launch.run(everywhere, *shown)
+    assert failed.code == 3
+    assert (failed.out + failed.err).count("ValueError: a bad batch") == 1
+    assert f"; if it needs no change: paceline run --resume {failed.folder}\n" in failed.err.splitlines(True)[-1]
+    assert failed.err.splitlines()[-1].startswith(f"next: read {failed.folder}/worker-")
+
+
+def test_a_resumed_run_that_is_beyond_its_limit_is_refused_and_stays_as_it_was(launch: Launch) -> None:
+    stopped = launch.run(training(), *TWO, "--max-steps", "9").completed()
+    before = (stopped.folder / "summary.json").read_bytes()
+    for limit in (("--max-seconds", "0.001"), ("--max-steps", "3")):
+        refused = launch.resume(stopped.folder, *limit)
+        assert refused.code == 2
+        (line,) = refused.err.splitlines()
+        assert f"{limit[0]} is {limit[1]}, and the run has trained for " in line
+    assert (stopped.folder / "summary.json").read_bytes() == before

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 def test_a_notebook_s_function_is_trained_and_what_it_prints_is_streamed(page: Page) -> None:
     assert (page.run.status, page.run.summary["workers"]) == ("completed", 2)
     assert page.run.config["protocol"] == {"name": "ssp", "config": {"bound": 3}}
-    assert "ssp:bound=3 · 2 workers" in page.printed.getvalue()
+    assert "\nssp · 2 workers" in page.printed.getvalue()
 
 
 def test_tables_are_pandas_data_frames_with_every_value(page: Page) -> None:
@@ -77,6 +79,17 @@ def test_the_state_dict_is_the_last_version(page: Page) -> None:
     }
 
 
+def test_a_run_and_a_comparison_are_a_page_and_a_figure_with_a_curve_for_each_run(page: Page, tmp_path: Path) -> None:
+    assert "<html" in (page.run.folder / "report.html").read_text()
+    (axes,) = page.run.plot("error").axes
+    assert list(axes.lines[0].get_ydata()) == list(page.names["errors"]["error"])
+    (axes,) = page.both.plot().axes
+    assert [line.get_label() for line in axes.lines] == ["bsp", "asp"]
+    shown = page.both.report(tmp_path / "both.html")
+    assert shown.path == tmp_path / "both.html"
+    assert "iframe" in shown._repr_html_()
+
+
 def test_a_comparison_has_a_run_and_a_row_for_each_protocol(page: Page) -> None:
     assert [run.config["protocol"]["name"] for run in page.both.runs] == ["bsp", "asp"]
     assert all(run.check().ok for run in page.both.runs)
@@ -87,6 +100,13 @@ def test_a_comparison_has_a_run_and_a_row_for_each_protocol(page: Page) -> None:
     assert page.both._repr_html_().count("<tr>") == 3
     assert paceline.Comparison(page.both.folder).summary == page.both.summary
     assert "seed 0" not in page.printed.getvalue(), "it is quiet"
+
+
+def test_a_comparison_s_page_begins_with_the_verdict_that_its_table_ends_with(page: Page) -> None:
+    (said,) = re.findall('<p class="verdict">(.*?)</p>', (page.both.folder / "report.html").read_text())
+    verdict = unescape(said).replace("\N{NO-BREAK SPACE}", " ")
+    assert re.match(r"asp .*error.*bsp.*one seed", verdict)
+    assert verdict in unescape(page.both._repr_html_())
 
 
 def test_a_comparison_goes_on_with_the_same_function_only(page: Page) -> None:

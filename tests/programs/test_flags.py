@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy
 import pytest
 
 import paceline
 from paceline.errors import ConfigError
-from paceline.notebook.flags import flags_of, parsed, words
+from paceline.notebook.flags import CompareFlags, File, RunFlags, flags_of, parsed, words
 
 NOT_FLAGS = {"train", "args", "kwargs", "flags"}
 COMMANDS: dict[str, Callable[..., Any]] = {"run": paceline.run, "compare": paceline.compare}
@@ -28,6 +29,25 @@ def test_every_listed_keyword_is_a_flag_with_the_same_default(command: str) -> N
         assert listed[name].default == (() if default == [] else default), name
 
 
+@pytest.mark.parametrize(("command", "typed"), [("run", RunFlags), ("compare", CompareFlags)])
+def test_a_type_checker_knows_every_flag_that_is_not_listed_and_its_values(command: str, typed: Any) -> None:
+    hints, listed = get_type_hints(typed), inspect.signature(COMMANDS[command]).parameters
+    flags = {name: flag for name, flag in flags_of(command).items() if name not in listed}
+    assert hints.keys() == flags.keys()
+    for name, flag in flags.items():
+        values = {one for one in get_args(hints[name]) or (hints[name],) if one is not NoneType}
+        assert (flag.default is None) == (NoneType in get_args(hints[name])), name
+        if flag.nargs == 0:
+            assert values == {bool}, name
+        elif flag.choices is not None:
+            words = values if get_origin(hints[name]) is Literal else set(get_args(next(iter(values))))
+            assert words == set(flag.choices), name
+        elif flag.type is Path:
+            assert values == set(get_args(File)), name
+        elif flag.default is not None:
+            assert values == {type(flag.default)}, name
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_but_json_is_a_keyword(command: str) -> None:
     flags = flags_of(command)
@@ -36,12 +56,20 @@ def test_every_flag_but_json_is_a_keyword(command: str) -> None:
 
 
 def test_values_are_said_as_the_command_line_says_them() -> None:
-    given = {"workers": numpy.int64(3), "on_loss": "stop", "target": ["a>1", "b<2"], "tensorboard": True, "out": None}
+    given = {
+        "workers": numpy.int64(3),
+        "on_loss": "stop",
+        "target": ["a>1", "b<2"],
+        "stop_at_target": True,
+        "out": None,
+    }
     read = parsed("run", words("run", {**given, "scenario": Path("x.toml"), "quiet": False}))
-    assert (read.workers, read.on_loss, read.target, read.tensorboard) == (3, "stop", ["a>1", "b<2"], True)
+    assert (read.workers, read.on_loss, read.target, read.stop_at_target) == (3, "stop", ["a>1", "b<2"], True)
     assert (read.scenario, read.quiet, read.out) == (Path("x.toml"), False, None)
     assert parsed("compare", words("compare", {"protocol": ["bsp", "asp"]})).protocol == ["bsp", "asp"]
     assert parsed("run", words("run", {"target": "a>1"})).target == ["a>1"]
+    for log_to in ("wandb,mlflow", ["wandb", "mlflow"]):
+        assert parsed("run", words("run", {"log_to": log_to})).log_to == ["wandb", "mlflow"]
 
 
 def test_a_value_is_never_taken_for_a_flag() -> None:

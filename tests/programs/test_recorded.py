@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import sys
+from html import unescape
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +45,39 @@ def test_check_and_explain_say_what_the_commands_say(folder: Path, capsys: pytes
     assert (found.ok, found.proved) == (told["ok"], told["proved"])
     assert found.wrong is not None
     assert found.wrong.rule == told["wrong"]["rule"]
+
+
+def test_report_writes_the_command_s_page_and_shows_it_in_a_frame(folder: Path, tmp_path: Path) -> None:
+    page = paceline.Run(folder).report()
+    assert page.path == folder / "report.html"
+    written = page.path.read_text()
+    assert main(["report", str(folder), "--out", str(tmp_path / "same.html")]) == 0
+    assert (tmp_path / "same.html").read_text() == written
+    shown = page._repr_html_()
+    assert shown.startswith('<iframe srcdoc="')
+    assert unescape(shown.split('"')[1]) == written
+    assert Path(paceline.Run(folder).report(tmp_path / "there.html")) == tmp_path / "there.html"
+    with pytest.raises(ConfigError, match="name a file that can be written"):
+        paceline.Run(folder).report(tmp_path / "none" / "there.html")
+
+
+def test_plot_is_a_figure_of_the_steps_or_of_a_metric(tmp_path: Path) -> None:
+    run = paceline.Run(leased(tmp_path / "run"))
+    assert run.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    (axes,) = run.plot().axes
+    assert axes.get_ylabel() == "steps finished by all workers"
+    assert len(axes.lines) == 1
+    with pytest.raises(ConfigError, match='metric is "accuracy", and none was evaluated or logged'):
+        run.plot("accuracy")
+
+
+def test_plot_without_matplotlib_is_refused_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "paceline.records.report.figures", raising=False)
+    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"plot\(\) draws with matplotlib, .*: pip install 'paceline\[report\]'$"):
+        paceline.Run(folder).plot()
 
 
 def test_a_crashed_run_has_a_status_and_a_summary_of_what_there_is(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from support.seeds import each_seed
 from support.walk import World, walk, wander
 
 VARIANTS = {
-    "ad-psgd": ("topology=bipartite-complete",),
+    "ad-psgd": ("topology=bipartite-complete", "overlap=false"),
     "async-diloco": ("every=1", "every=2,local=equal"),
     "balanced": ("batches=7,every=1", "protocol=all-reduce,every=1", "protocol=quorum,batches=5,every=1"),
     "diloco": ("every=2,overlap=1", "every=2,quorum=1,grace=1", "every=2,quorum=2"),

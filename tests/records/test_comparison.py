@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.records.comparison import compared, mean, plain_run, seconds_to, t95, waiting
+from paceline.records.comparison import chief_metric, compared, mean, plain_run, seconds_to, t95, waiting
 from paceline.records.summary import Target
 
 
@@ -33,6 +33,7 @@ def summary(*evaluations: tuple[float, float | None], outcome: str = "completed"
     return {
         "outcome": outcome,
         "error": None,
+        "workers": 2,
         "wall_seconds": 4.0,
         "samples_per_second": 50.0,
         "per_worker": [worker, {**worker, "compute_seconds": 1.0, "wait_seconds": 3.0}],
@@ -106,3 +107,34 @@ def test_without_a_target_the_time_is_the_whole_run_s() -> None:
     ]
     assert rows[1]["final"]["mean"] == 0.5
     assert (rows[0]["staleness"]["mean"]["mean"], rows[0]["staleness"]["max"]) == (1.5, 4)
+
+
+def scalars(**ends: tuple[float, float]) -> dict[str, Any]:
+    """The part of a summary with the first and the last logged value of these metrics."""
+    both = {name: {"first": {"value": first}, "last": {"value": last}} for name, (first, last) in ends.items()}
+    return {"scalars": both}
+
+
+@pytest.mark.parametrize(
+    ("summary", "metric"),
+    [
+        (summary((1.0, 0.5)) | scalars(loss=(2.0, 1.0)), "accuracy"),
+        (summary() | scalars(lr=(0.1, 0.1), loss=(2.0, 1.0), val_acc=(0.1, 0.9)), "val_acc"),
+        (summary() | scalars(lr=(0.1, 0.1), loss=(2.0, 1.0), val_f1=(0.1, 0.9)), "val_f1"),
+        (summary() | scalars(lr=(0.1, 0.1), loss=(2.0, 1.0)), "loss"),
+        (summary() | scalars(reward=(0.1, 0.1)), "reward"),
+        (summary() | {"logged": {"score": {"last": {"value": 1.0}, "highs": [], "lows": []}}}, "score"),
+        (summary(), None),
+    ],
+)
+def test_without_a_target_runs_are_compared_by_what_is_evaluated_or_else_by_what_is_logged(
+    summary: dict[str, Any], metric: str | None
+) -> None:
+    assert chief_metric(summary) == metric
+
+
+def test_of_a_metric_that_is_only_logged_the_first_and_the_last_value_are_compared() -> None:
+    plain = plain_run(summary((1.0, 0.5)) | scalars(val_acc=(0.1, 0.9), accuracy=(0.0, 0.0)), None, "val_acc")
+    assert (plain["first"], plain["final"]) == (0.1, 0.9)
+    plain = plain_run(summary((1.0, 0.5), (2.0, 0.7)) | scalars(accuracy=(0.0, 0.0)), None, "accuracy")
+    assert (plain["first"], plain["final"]) == (0.5, 0.7)

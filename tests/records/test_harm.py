@@ -99,3 +99,34 @@ def test_a_run_s_end_and_its_explanation_tell_the_same(tmp_path: Path, capsys: p
     told = capsys.readouterr().out
     assert f"{what}\n{helps}\n" in told
     assert "the best method" not in told
+
+
+def said_of_logged(evaluations: int = 0, **ends: tuple[float | None, float | None]) -> list[str]:
+    scalars = {
+        name: {"first": {"value": first, "at_seconds": 0.1}, "last": {"value": last, "at_seconds": 2.0}}
+        for name, (first, last) in ends.items()
+    }
+    rows = [{"version": n, "at_seconds": n, "samples": 8, "accuracy": 0.1 + n / 10} for n in range(evaluations)]
+    stale = {"mean": 14.6, "max": 24}
+    return harm({"workers": 16, "staleness": stale, "evaluations": rows, "scalars": scalars}, choose("asp", registry()))
+
+
+def test_a_logged_loss_or_accuracy_that_got_worse_is_told_where_no_evaluation_is() -> None:
+    what, helps = said_of_logged(loss=(2.2, 28.8), val_acc=(0.9, 0.11))
+    assert what.endswith("Its script logged loss 28.8 and val_acc 0.11 last, after 2.2 and 0.9 first.")
+    assert "-p quorum" in helps
+    assert said_of_logged(loss=(2.2, None))
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"loss": (2.2, 2.4)},
+        {"loss": (2.2, 28.8), "val_acc": (0.5, 0.6)},
+        {"reward": (2.2, 28.8)},
+        {"loss": (None, 3.0)},
+        {},
+    ],
+)
+def test_of_logged_values_that_do_not_tell_nothing_is_said(ends: dict[str, tuple[float | None, float | None]]) -> None:
+    assert said_of_logged(**ends) == []

@@ -11,9 +11,10 @@ import paceline
 from paceline.cli.main import main
 from paceline.core.choice import choose
 from paceline.protocols import registry
-from paceline.records.optimum import PARTS, estimates, gradient_seconds, least_time, over_best, over_optimum
+from paceline.records.optimum import PARTS, UNKNOWN, estimates, gradient_seconds, least_time, over_best, over_optimum
 from paceline.records.summary import Summary
 from paceline.records.times import StepTimes, StepTotals
+from support.recorded import summarized
 
 UNEQUAL = (1.0, 1.0, 1.0, 10.0)
 
@@ -108,8 +109,38 @@ def test_an_explanation_names_what_would_be_faster_and_whose_gradients_were_drop
     told = capsys.readouterr().out
     assert "The run took 8.6 times as long as the best method would with workers as fast as these, if averaging" in told
     others = "ringmaster:max_delay=3 1.0 times, balanced:unit=sample 1.1 times, asp 1.1 times."
-    assert f"quorum:m=3 would take 1.0 times as long as the best, {others}" in told
+    assert "If these workers only computed, bsp would take 8.6 times as long as the best.\n" in told
+    assert f"Counted like that, quorum:m=3 would take 1.0 times as long, {others}" in told
     assert "dropped" not in told
     simulated("quorum:m=3", tmp_path, seconds=100.0)
     assert main(["explain", str(tmp_path / "run")]) == 0
     assert "Gradients were dropped: 10 of 10 of worker 3." in capsys.readouterr().out
+
+
+def test_a_table_explains_a_ratio_that_is_not_known_where_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "steady.toml").write_text('[cluster]\nworkers = 2\ncompute = "100ms"\n')
+    words = ["simulate", str(tmp_path / "steady.toml"), "--steps", "20", "-p", "bsp"]
+    assert main(words) == 0
+    assert UNKNOWN not in capsys.readouterr().out
+    assert main([*words, "-p", "sync-switch"]) == 0
+    assert capsys.readouterr().out.endswith(f" -\n{UNKNOWN}\n")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "rest"),
+    [
+        (
+            "bsp",
+            "bsp would take 8.6 times as long as the best: the rest of the 20.0 is the store, messages, cores and ",
+        ),
+        ("ssp", "so would theirs."),
+    ],
+)
+def test_an_explanation_says_why_a_run_took_longer_than_its_protocol_s_estimate(
+    protocol: str, rest: str, tmp_path: Path
+) -> None:
+    simulated(protocol, tmp_path, seconds=100.0)
+    summarized(tmp_path / "run", over_optimum={"0": 20.0, "4": 20.0, "16": 20.0})
+    assert rest in paceline.Run(tmp_path / "run").explain()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cache
+from html import escape
 from importlib.resources import files
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,16 +21,17 @@ from matplotlib.figure import Figure
 
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerResumed
 from paceline.protocols import registry
+from paceline.records.explain.findings import findings
+from paceline.records.explain.sentences import whole_run
 from paceline.records.reading import SUMMARY, RecordedRun, open_run
 from paceline.records.report import contents as module
 from paceline.records.report import figures
+from paceline.records.report.compared import labels
 from paceline.records.report.contents import (
     Curves,
     WaitMatrix,
     contents,
-    differences,
     drawn,
-    labels,
     page,
 )
 from paceline.records.report.trace import trace
@@ -318,17 +320,6 @@ def busy(steps: int) -> Timeline:
 # --- differences and names
 
 
-def test_only_what_differs_is_a_difference() -> None:
-    same: dict[str, Any] = {"seed": 1, "limits": {"epochs": 2}, "scenario": {"worker": [{"index": 3, "speed": 0.5}]}}
-    other = {"seed": 1, "limits": {}, "scenario": {"worker": [{"index": 3, "speed": 1.0}]}, "arguments": ["-e", "3"]}
-    assert differences([same, same]) == []
-    assert differences([same, other]) == [
-        {"setting": "limits.epochs", "values": ["2", None]},
-        {"setting": "scenario.worker[0].speed", "values": ["0.5", "1.0"]},
-        {"setting": "arguments", "values": [None, "-e 3"]},
-    ]
-
-
 def test_each_run_has_a_name_of_its_own(made: Made) -> None:
     ssp, bsp, again = made("ssp:bound=2"), made("bsp"), made("bsp", name="again")
     assert labels([ssp, bsp]) == ["ssp:bound=2", "bsp"]
@@ -348,13 +339,52 @@ def embedded(text: str) -> Any:
 def test_the_page_has_the_contents_names_no_address_and_gives_each_part_an_id_of_its_own(made: Made) -> None:
     told = contents([made("bsp"), made("ad-psgd")])
     text = page(told)
-    assert embedded(text) == json.loads(json.dumps(told))
+    assert embedded(text) == charted(told)
     assert re.findall(r'\b(?:src|href)="([^"]*)"', text) == ["data:,"]
     template = files("paceline.records.report").joinpath("page.html").read_text()
     assert template.count("http") == 1, "only the namespace of SVG"
     assert "<title>Training with bsp, ad-psgd</title>" in text
     ids = [one or other for one, other in re.findall(r'<[^>]* id="([\w-]+)"|section\("([\w-]+)"', template)]
-    assert len(ids) == len(set(ids)) > 10
+    assert len(ids) == len(set(ids)) > 9
+    assert text.count("The MIT License (MIT)") == 1, "the library that draws curves brings its licence"
+
+
+def charted(told: dict[str, Any]) -> Any:
+    """What the page has as JSON: all but its text."""
+    return json.loads(json.dumps({key: value for key, value in told.items() if key not in ("title", "opening")}))
+
+
+def test_the_verdict_and_the_table_are_text_of_the_page_before_any_script(made: Made) -> None:
+    text = page(contents([made("bsp"), made("ssp:bound=2")]))
+    before, _, _ = text[text.index("<body>") :].partition("<script")
+    assert 'class="verdict">ssp:bound=2 ' in before
+    assert before.index('class="verdict"') < before.index('aria-label="The protocols compared"')
+    assert before.index('aria-label="The protocols compared"') < before.index("Each run by itself")
+    assert "The text and the tables above are all there." in before
+
+
+def test_a_single_run_begins_with_the_sentences_of_explain(made: Made) -> None:
+    run = made("bsp")
+    text = contents([run])["opening"].replace("\N{NO-BREAK SPACE}", " ")
+    for line in [line for part in whole_run(findings(run)) for line in part]:
+        assert f">{escape(re.sub('`', '', line))}</p>" in re.sub("</?code>", "", text)
+    assert text.startswith('<p class="verdict">The workers spent ')
+    assert "Each run by itself" not in text
+
+
+def test_runs_that_differ_in_more_than_the_protocol_are_shown_and_not_compared(made: Made) -> None:
+    few = made("asp", events=(Kill(worker=1, at=0.5),))
+    told = contents([made("bsp"), few])
+    assert 'class="remark">These runs differ in more than the protocol, so they are not compared: ' in told["opening"]
+    assert "verdict" not in told["opening"]
+    assert [run["group"] for run in told["runs"]] == labels([made("bsp"), few])
+
+
+def test_seeds_of_a_protocol_share_a_group_whose_band_is_drawn(made: Made) -> None:
+    told = contents([made("bsp"), made("bsp", name="again"), made("asp"), made("asp", name="more")])
+    assert [run["group"] for run in told["runs"]] == ["bsp", "bsp", "asp", "asp"]
+    assert "2 runs" in told["opening"], "they share a seed"
+    assert told["bands"] == {}, "no metric, no band"
 
 
 def test_colours_of_waits_have_one_scale_for_all_runs(made: Made, tmp_path: Path) -> None:
@@ -372,7 +402,14 @@ def test_nothing_in_a_run_gets_out_of_its_place_in_the_page(made: Made) -> None:
     told["runs"][0]["label"] = "</script><script>alert(1)</script> __DATA__ & __TITLE__"
     text = page(told)
     assert text.count("</script>") == page(contents([made("bsp")])).count("</script>")
-    assert embedded(text) == json.loads(json.dumps(told))
+    assert embedded(text) == charted(told)
+
+
+def test_the_name_of_a_folder_is_only_text_in_the_page(made: Made) -> None:
+    hostile = "<img src=x onerror=alert(1)>__DATA__"
+    text = page(contents([made("bsp"), made("bsp", name=hostile)]))
+    assert "<img" not in text
+    assert f"bsp ({escape(hostile)})" in text
 
 
 # --- figures and the trace

@@ -49,6 +49,15 @@ def test_without_a_command_the_help_is_printed_in_which_each_command_is_one_line
         assert len(line.split()) > 2, line
 
 
+@pytest.mark.parametrize("word", ["--help", "-h", "--version", ""])
+def test_help_imports_no_command_and_no_protocol(word: str) -> None:
+    imports = "from paceline.cli.main import main, COMMANDS; import sys"
+    loaded = "{f'paceline.cli.{one}' for one in COMMANDS} | {'paceline.protocols', 'paceline.core.machine', 'msgspec'}"
+    program = f"import atexit\n{imports}\natexit.register(lambda: print(sorted(({loaded}) & set(sys.modules))))\nmain()"
+    done = subprocess.run([sys.executable, "-c", program, *word.split()], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

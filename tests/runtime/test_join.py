@@ -18,6 +18,7 @@ import pytest
 
 from paceline.cli.hosts import named
 from paceline.cli.main import main, parser
+from paceline.coordinator import agent
 from paceline.core.choice import choose
 from paceline.errors import ConfigError
 from paceline.host import messages as host_messages
@@ -311,6 +312,16 @@ def test_a_head_that_is_not_there_is_said_with_how_long_it_was_tried(capsys: pyt
     line = capsys.readouterr().err
     assert f"no run listens at {address} (tried for " in line
     assert "--wait" in line
+
+
+@pytest.mark.parametrize(("let_in", "over", "lines"), [(False, None, 1), (True, None, 0), (False, "refused", 0)])
+def test_a_host_that_nobody_lets_in_says_so_long_before_it_gives_up(let_in: bool, over: str | None, lines: int) -> None:
+    said: list[str] = []
+    here = Mock(_let_in=let_in, over=over, _address=("10.0.0.1", 7117), _patience=60.0, _say=said.append)
+    agent._Agent.say_if_not_let_in(here)
+    assert len(said) == lines
+    assert all(line.startswith("no run at 10.0.0.1:7117 has let this host in within 5 s; ") for line in said)
+    assert agent.NOTICED < agent.LET_IN
 
 
 ALIKE = "import socket; socket.gethostname = lambda: 'localhost'"

@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from paceline.coordinator.host_events import note
 from paceline.coordinator.lifecycle import Closing, Gathering, Training
 from paceline.coordinator.run_state import RunState
 from paceline.core.facts import GradientReady, ParametersTaken, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft
 from paceline.core.orders import DropUpdate, Release
 from paceline.host.events import ProcessLost, WorkerSaid
 from paceline.ipc import messages
+from paceline.records.times import FetchTimes
 from paceline.scenario.scenario import Kill, Scenario
 from support.run_state import OFFER, Stage
 
@@ -453,3 +455,17 @@ def test_a_worker_that_evaluates_after_a_limit_is_not_ended_before_it_is_let_go(
     assert outlives_its_script(stage) == []
     stage.run_state.evaluation.done()
     assert outlives_its_script(stage) == [0]
+
+
+def test_the_upload_of_a_sum_is_a_push_of_each_worker_of_its_host_and_that_of_an_update_of_its_worker(
+    tmp_path: Path,
+) -> None:
+    stage = training(Stage(tmp_path, workers=2))
+    here = stage.run_state.cluster.name
+    when = {"bytes": 8, "began": 1.0, "ended": 2.0}
+    note(stage.run_state, FetchTimes(host="other", source=here, kind="sum", number=1, **when))
+    note(stage.run_state, FetchTimes(host="other", source=here, kind="update", worker=1, number=0, **when))
+    note(stage.run_state, FetchTimes(host="other", source="gone", kind="sum", number=2, **when))
+    note(stage.run_state, FetchTimes(host=here, source=here, kind="version", number=2, **when))
+    pushed = [stage.run_state.members[worker].transfers for worker in range(2)]
+    assert pushed == [[("push", 1.0, 2.0)], [("push", 1.0, 2.0), ("push", 1.0, 2.0)]]

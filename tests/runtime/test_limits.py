@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from paceline.coordinator.member import Members
-from paceline.coordinator.shutdown import GRACE, GRACE_AT_CTRL_C, GRACE_AT_LIMIT, Shutdown
+from paceline.coordinator.shutdown import GRACE, GRACE_AT_CTRL_C, GRACE_AT_LIMIT, PATIENCE, Shutdown
 from paceline.ipc import messages
 from paceline.records.summary import Target
 
@@ -68,7 +68,11 @@ def told(how: tuple[bool, bool]) -> list[Stopped]:
     ("given", "happens", "line"),
     [
         ({"max_steps": 4}, lambda run: run.shutdown.stepped(4), "--max-steps is reached: ending the run"),
-        ({"max_seconds": 1.0}, lambda run: run.shutdown.begin(), "--max-seconds is reached: ending the run"),
+        (
+            {"max_seconds": 1.0},
+            lambda run: run.shutdown.training_begins(0.0),
+            "--max-seconds is reached: ending the run",
+        ),
         (
             {"targets": (Target.parse("accuracy>=0.9"),), "stop_at_target": True},
             lambda run: run.shutdown.evaluated({"accuracy": 0.95}),
@@ -92,7 +96,7 @@ def test_a_limit_ends_a_run_gently_and_completes_it(
     ("given", "happens"),
     [
         ({"max_steps": 4}, lambda run: run.shutdown.stepped(3)),
-        ({}, lambda run: (run.shutdown.stepped(1_000_000), run.shutdown.begin())),
+        ({}, lambda run: (run.shutdown.stepped(1_000_000), run.shutdown.begin(), run.shutdown.training_begins(0.0))),
         ({"targets": (Target.parse("accuracy>=0.9"),)}, lambda run: run.shutdown.evaluated({"accuracy": 1.0})),
     ],
 )
@@ -113,12 +117,36 @@ def test_targets_may_be_met_by_different_versions() -> None:
     assert run.stopped == told(GENTLY)
 
 
-def test_a_limit_before_training_fails_the_run() -> None:
-    run = Run(max_seconds=1.0)
+@pytest.mark.parametrize(("at", "left"), [(0.0, 5.0), (3.5, 1.5), (9.0, 0.0)])
+def test_seconds_count_from_the_beginning_of_training_and_a_resumed_run_has_those_that_are_left(
+    at: float, left: float
+) -> None:
+    run = Run(max_seconds=5.0)
+    run.members.trained = False
+    run.shutdown.begin()
+    assert [seconds for seconds, _ in run.timers] == [PATIENCE]  # nothing ends it that was not asked for
+    run.timers.clear()
+    run.members.trained = True
+    run.shutdown.training_begins(at)
+    assert [seconds for seconds, _ in run.timers] == [left]
+
+
+@pytest.mark.parametrize(("limit", "patience"), [(1.0, "600s"), (7200.0, "7200s")])
+def test_a_run_with_a_limit_fails_if_its_training_does_not_begin(limit: float, patience: str) -> None:
+    run = Run(max_seconds=limit)
     run.members.trained = False
     run.shutdown.begin()
     run.pass_time()
-    assert (run.shutdown.outcome, run.shutdown.error) == ("failed", "--max-seconds was reached before training began")
+    error = f"training had not begun after {patience}, and --max-seconds asks for an end"
+    assert (run.shutdown.outcome, run.shutdown.error) == ("failed", error)
+    assert run.stopped == told(GENTLY)
+
+
+def test_training_that_has_begun_is_not_ended_by_the_limit_on_its_beginning() -> None:
+    run = Run(max_seconds=1.0)
+    run.shutdown.begin()
+    run.pass_time()
+    assert run.stopped == []
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,9 @@ def test_a_logged_metric_counts_for_its_target_with_its_version_and_the_run_is_c
     run = launch.run(SCRIPT, *flags).completed()
     of = run.summary["logged"]["val_acc"]
     assert of["last"]["value"] == (EPOCHS - 1) / 10, "what is logged after the worker's last step counts"
+    assert run.summary["scalars"]["val_acc"]["last"] == of["last"]
+    assert run.summary["scalars"]["seen"].keys() == {"first", "last"}
+    assert "it last: val_acc 0.2, seen " in run.out, "what no target names is shown, too"
     met = run.summary["targets"][TARGET.text]
     assert (met["value"], met["samples"]) == (0.1, None)
     assert of["highs"][1] == {key: value for key, value in met.items() if key != "samples"}

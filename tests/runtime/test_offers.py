@@ -8,7 +8,16 @@ import pytest
 
 from paceline.core.choice import choose
 from paceline.ipc import messages
-from paceline.job.compatibility import difference, lack_of_memory, lack_of_work, unequal_hosts, unfit, unpromised, work
+from paceline.job.compatibility import (
+    dealing,
+    difference,
+    lack_of_memory,
+    lack_of_work,
+    unequal_hosts,
+    unfit,
+    unpromised,
+    work,
+)
 from paceline.protocols import registry
 from support.run_state import OFFER, SETTINGS
 
@@ -153,3 +162,16 @@ def test_a_protocol_that_switches_at_a_share_of_the_work_says_so_where_nobody_kn
 def test_the_work_is_all_passes_of_all_epochs(passes: int, samples: int) -> None:
     offer = msgspec.structs.replace(OFFER, loads=True, epoch_samples=32, epochs=3, passes=passes)
     assert work(offer, SETTINGS) == samples
+
+
+@pytest.mark.parametrize(
+    ("protocol", "dealt"),
+    [
+        ("sync-switch", "rounds"),
+        ("sync-switch:switch_at=0", "queue"),
+        ("sync-switch:switch_at=0,first=asp,then=bsp", "rounds"),
+    ],
+)
+def test_batches_are_dealt_as_the_part_of_a_protocol_wants_it_that_decides_at_first(protocol: str, dealt: str) -> None:
+    """Dealt by rounds, a straggler would hold all others up under `asp` as under `bsp`."""
+    assert dealing(OFFER, replace(SETTINGS, choice=choose(protocol, registry()))) == dealt

@@ -230,3 +230,40 @@ def test_a_worker_elsewhere_that_prints_without_end_fills_no_disk(
 def test_a_command_that_talks_to_another_machine_shows_its_words_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     say("the head says \x1b[2J")
     assert capsys.readouterr().err == "paceline: the head says \\x1b[2J\n"
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: bad\n'
+
+
+def test_the_traceback_of_a_script_that_fails_everywhere_is_shown_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = list[Callable[[], None]]()
+    output = output_to(sys.stdout, tmp_path, shows=True)
+    output.shows = lambda worker: worker == 0
+    output.after = lambda _, call: later.append(call)
+    (tmp_path / "worker-1.log").write_text(TRACEBACK)
+    output.died(1, "exit code 1", " in step 3")
+    output.printed(0, f"loss 0.5\n{TRACEBACK}".encode())  # the first worker's comes later, and is on the screen
+    later.pop()()
+    output.close()
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("ValueError: bad") == 1
+    assert f"its last lines are the same as worker 0's; all of it: {tmp_path}/worker-1.log" in said.err
+
+
+def test_a_traceback_that_is_not_on_the_screen_is_told_whether_or_not_another_one_comes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = output_to(sys.stdout, tmp_path, shows=True)
+    output.shows = lambda worker: worker == 0
+    output.after = lambda _, call: None
+    (tmp_path / "worker-1.log").write_text(TRACEBACK)
+    (tmp_path / "worker-2.log").write_text(f"loss 0.25\n{TRACEBACK}")
+    output.died(1, "exit code 1", "")
+    output.died(2, "exit code 1", "")
+    assert "ValueError" not in capsys.readouterr().err
+    output.close()
+    said = capsys.readouterr().err
+    assert said.count("  | ValueError: bad") == 1
+    assert "its last lines are the same as worker 1's" in said

@@ -93,6 +93,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Run:
         (["--out", "elsewhere"], "leave --out out"),
         (["-p", "ddp"], "-p ddp, which can't follow it"),
         (["--seed", "4"], "its batches are in the order of seed 0, not 4; leave --seed out"),
+        (["--max-steps", "8"], "--max-steps is 8, and the run has trained for "),
         (["--isa", "common"], "it was made with --isa native, not common; leave --isa out"),
         ([__file__], "test_resume.py; leave the script out"),
     ],

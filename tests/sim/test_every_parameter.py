@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.choice import brief
+from paceline.core.choice import choose, typed
 from paceline.protocols import registry
 from support import nursery
 from support.runs import Run, ended
@@ -52,9 +52,11 @@ kill = true
 """
 """A transfer takes about a tenth of a step, one worker is slow, and one dies with a third of the work done."""
 
-FEW = [brief(spec, setting) for spec in registry().values() for setting in covering(spec, 1)]
+FEW = [
+    choose(typed(spec.name, setting), registry()).name for spec in registry().values() for setting in covering(spec, 1)
+]
 ALL = [
-    brief(spec, setting)
+    choose(typed(spec.name, setting), registry()).name
     for spec in registry().values()
     for setting in (covering(spec, 2) if spec.parts else every(spec))
 ]

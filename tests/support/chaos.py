@@ -281,7 +281,8 @@ SCRIPTS = {"begin": 1, "prepare": 1, "batch": 12, "step": 12, "stepped": 12, "ep
 AGENTS = {
     "BeginScripts": 1,
     "Train": 1,
-    "CarryOut": 60,
+    "CarryOut": 30,
+    "CarryOutReleases": 30,
     "VersionMade": 30,
     "TellWorker": 20,
     "WorkerGone": 2,
@@ -648,7 +649,7 @@ def _unharmed(run: Run, flags: Sequence[str]) -> list[str]:
     """What is wrong with a run whose last segment has come to no harm. It comes to its end as if nothing befell it."""
     said = []
     outcome, error = run.summary["outcome"], run.summary["error"]
-    too_soon = error is not None and "before training began" in error  # --max-seconds
+    too_soon = error is not None and "training had not begun" in error  # --max-seconds
     if outcome != "completed" and not too_soon:
         said.append(f"nothing that does harm befell it, and it was {outcome}: {error}")
     began = "(SELECT max(id) FROM facts WHERE kind = 'TrainingBegan')"

@@ -410,7 +410,7 @@ def elsewhere(
         reports,
         others=others,
         carrier=carrier,
-        directory=Mock(amiss=_amiss, neighbours=lambda *_: ()),
+        directory=Mock(amiss=_amiss, neighbours=lambda *_: (), before_waiting=lambda call: call()),
         threads=1,
         rate_scale=1.0,
         network=network,

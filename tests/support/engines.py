@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -128,23 +128,34 @@ def free_port() -> int:
 
 
 class Torchruns:
-    """One torchrun for each of two hosts, all on loopback, in `tmp_path`. Each starts one `paceline run`."""
+    """One torchrun for each of two hosts, all on loopback, in `tmp_path`."""
 
     def __init__(self, tmp_path: Path, traces: Traces) -> None:
         self.folder, self.traces, self.port = tmp_path, traces, free_port()
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, flags: Sequence[str], *run: str) -> None:
-        """Start both, with these flags of torchrun's, and these words of `paceline run`'s."""
+        """Start both, with these flags of torchrun's. Each starts one `paceline run`, with these words."""
+        self._start(2, 1, flags, "--no-python", sys.executable, "-m", "paceline", "run", *run)
+
+    def start_script(self, hosts: int, flags: Sequence[str], *script: str, run: str = "") -> None:
+        """Start one for each of so many hosts, and each starts this script twice. `run`: flags of `paceline run`."""
+        self._start(hosts, 2, flags, *script, environ={"PACELINE_RUN_ARGS": run})
+
+    def _start(
+        self, hosts: int, processes: int, flags: Sequence[str], *started: str, environ: Mapping[str, str] = {}
+    ) -> None:
         meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1"]
-        for _ in range(2):
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meet]
-            paceline = ["--no-python", sys.executable, "-m", "paceline", "run", *run]
+        many = ["--nnodes", str(hosts), "--nproc-per-node", str(processes)]
+        for _ in range(hosts):
             self.processes.append(
                 subprocess.Popen(
-                    [*torchrun, "--monitor-interval", "0.1", *flags, *paceline],
+                    [
+                        *(sys.executable, "-m", "torch.distributed.run", *many, *meet, "--monitor-interval", "0.1"),
+                        *(*flags, *started),
+                    ],
                     cwd=self.folder,
-                    env={**os.environ, **self.traces.environment},
+                    env={**os.environ, **self.traces.environment, **environ},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -164,7 +175,9 @@ class Torchruns:
         for process in self.processes:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             for child in children:
-                if f"GROUP_RANK={host}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+                environ = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+                if f"GROUP_RANK={host}".encode() in environ and b"run" in words:
                     return int(child)
         raise AssertionError(f"torchrun has no host {host}")
 

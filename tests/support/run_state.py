@@ -161,7 +161,7 @@ class Said:
     """Stands in for the run's output."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        self.said = self.lines = list[str]()
         self.died_of: list[tuple[int, str, str]] = []
 
     def died(self, worker: int, how: str, at: str) -> None:

@@ -45,6 +45,7 @@ class Job:
         ]
         summary = {
             "outcome": "diverged" if code else "completed",
+            "workers": 2,
             "error": "NaN" if code else None,
             "wall_seconds": seconds,
             "samples_per_second": 100.0,

@@ -67,11 +67,14 @@ def framework(module: str) -> Any:
     [
         (framework("lightning.fabric.wrappers"), "before Lightning Fabric's setup.*without setup_dataloaders"),
         (framework("lightning_fabric.wrappers"), "before Lightning Fabric's setup.*without setup_dataloaders"),
-        (framework("lightning.pytorch.trainer.trainer"), r"before fit\(\).*have configure_optimizers\(\) return it"),
-        (framework("pytorch_lightning.trainer.trainer"), r"before fit\(\).*have configure_optimizers\(\) return it"),
+        (framework("lightning.pytorch.trainer.trainer"), "paceline.integrations.lightning.PacelineStrategy"),
+        (framework("pytorch_lightning.trainer.trainer"), "paceline.integrations.lightning.PacelineStrategy"),
         (framework("accelerate.optimizer"), "before Accelerate's prepare"),
-        (framework("transformers.trainer"), "A Trainer makes its own only in train"),
-        (None, "A Trainer makes its own only in train"),
+        (
+            framework("transformers.trainer"),
+            "only in train.*paceline.integrations.transformers.prepare",
+        ),
+        (None, "only in train.*paceline.integrations.transformers.prepare"),
     ],
 )
 def test_what_a_framework_has_wrapped_is_refused_with_where_prepare_goes(wrapped: Any, said: str) -> None:
@@ -175,3 +178,9 @@ def test_the_advice_fits_the_case(what: str) -> None:
     line = prepared_again("/somewhere/train.py", model=model, optimizer=optimizer, steps=steps, over=over)
     assert said in line
     assert "\n" not in line
+
+
+def test_under_hydra_s_multirun_the_line_is_about_jobs() -> None:
+    line = prepared_again("train.py", model=False, optimizer=False, steps=True, over=True, multirun=True)
+    assert "under Hydra's --multirun have each job call paceline.run()" in line
+    assert "--fold" not in line

@@ -10,7 +10,6 @@ from pathlib import Path
 from paceline.errors import FAILED
 from paceline.runs.check import checked_run
 
-HELP = "verify a run's ledger, and report the first inconsistency"
 DESCRIPTION = (
     "Tell the facts in a run's ledger to a fresh machine, and compare its orders with the recorded "
     "ones. Test the protocol's invariants after every fact, and the rules of all protocols. Exit with 0, or with "
@@ -28,7 +27,7 @@ def call(options: argparse.Namespace) -> int:
     run, checked = checked_run(options.run)
     head, unended = str(options.run), ""
     if run is not None:
-        head = f"{options.run}: {run.choice}, {run.workers} workers{', simulated' if run.simulated else ''}"
+        head = f"{options.run}: {run.choice.name}, {run.workers} workers{', simulated' if run.simulated else ''}"
         unended = run.unended
     if options.json:
         plain = {"run": str(options.run), "ok": checked.ok, "ended": not unended, **asdict(checked)}

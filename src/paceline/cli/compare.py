@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli import dry_run
 from paceline.cli.columns import as_csv, check_exports, export
-from paceline.cli.comparison_table import REPORT, markdown, numbers, remarks, rows_of
-from paceline.cli.run import add_common, add_script
+from paceline.cli.comparison_table import REPORT, markdown, numbers, remarks
+from paceline.cli.main import Parser
+from paceline.cli.run import add_common, add_script, say_next
 from paceline.cli.series import job_of, say_stopped
 from paceline.cli.table import WIDE
 from paceline.cli.values import seconds, whole
-from paceline.core.choice import Choice, brief
+from paceline.cli.what_next import after_comparison
+from paceline.core.choice import Choice
 from paceline.core.phrases import count
 from paceline.errors import ConfigError
+from paceline.records.comparison_rows import rows_of
 from paceline.records.summary import Target
 from paceline.runs import baseline
 from paceline.runs.compare import Plan, begun, carry_out
@@ -35,7 +38,6 @@ from paceline.terminal import redraws, say
 if TYPE_CHECKING:
     from rich.text import Text
 
-HELP = "train a script under several protocols, and compare them"
 DESCRIPTION = (
     "Train SCRIPT under each protocol with each seed, and print one table. Arguments after SCRIPT "
     "are the script's own. `-p ddp` adds a row for PyTorch's own DistributedDataParallel. The same command with "
@@ -43,7 +45,17 @@ DESCRIPTION = (
 )
 
 
-def add_flags(command: argparse.ArgumentParser) -> None:
+EXAMPLES = {
+    "paceline compare -p bsp -p ssp:bound=5 -p asp --target 'loss<=0.2' train.py": (
+        "train once under each, and say which met the target first"
+    ),
+    "paceline compare -n 4 -p bsp -p asp --seeds 3 --scenario slow.toml train.py": (
+        "three runs of each, with slow workers; three give intervals"
+    ),
+}
+
+
+def add_flags(command: Parser) -> None:
     add_common(
         command,
         protocol=None,
@@ -61,25 +73,28 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     add("--shards", choices=("dynamic", "static"), help="how an epoch's batches are shared out (default: dynamic)")
     add("--epochs", type=whole("--epochs", 1), metavar="N", help="epochs of training, unless the script says how many")
     add("--record", type=whole("--record", 0), default=4, metavar="K", help="versions kept in each epoch (default: 4)")
-    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end each run after S seconds")
+    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end each run after S seconds of training")
     add("--quiet", action="store_true", help="print the table alone")
     add("--export-markdown", type=Path, metavar="FILE", help="also write the table to FILE, as Markdown")
     add("--export-csv", type=Path, metavar="FILE", help="also write the numbers to FILE, as CSV")
     add("--dry-run", action="store_true", help="make no run; show the runs and how long they take")
-    costs = "with --dry-run: predict from the ledger of this run, which has the same workers and scenario"
+    costs = "with --dry-run: predict from the ledger of this run, which has the same scenario, with as many workers"
     add("--from", dest="costs", type=Path, metavar="RUN", help=costs)
     steps = "with --dry-run and a scenario with cluster.compute: how many steps each run has data for"
     add("--steps", type=whole("--steps", 1), metavar="N", help=steps)
     add_script(command)
+    command.usage = "%(prog)s [FLAGS] -p NAME [-p NAME …] SCRIPT [ARGUMENTS]"
+    command.examples = EXAMPLES
     command.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
     check_exports({"--export-markdown": options.export_markdown, "--export-csv": options.export_csv})
     dry_run.check_flags(options)
+    options.workers = dry_run.workers_of(options)
     plan = _plan(options)
     settings = plan.settings()
-    folder, typed = plan.folder, dict(zip(plan.choices, options.protocol, strict=True))
+    folder = plan.folder
     if options.dry_run:
         _show_plan(plan, settings, options)
         return 0
@@ -88,11 +103,11 @@ def call(options: argparse.Namespace) -> int:
         _tell(options, f"{folder}: {count(there, 'run')} of {len(places)} done already")
 
     def under_way(pace: Eta, name: str, seed: int) -> AbstractContextManager[None]:
-        return _shown(options, UnderWay(pace, f"{typed[name]}, seed {seed}"))
+        return _shown(options, UnderWay(pace, f"{name}, seed {seed}"))
 
     def made(name: str, seed: int, run: Mapping[str, Any], metric: str | None, pace: Eta | None) -> None:
         so_far = "" if pace is None or _draws(options) else f" ({pace})"
-        _tell(options, f"{typed[name]}, seed {seed}: {_came_to(run, plan.target, metric)}{so_far}")
+        _tell(options, f"{name}, seed {seed}: {_came_to(run, plan.target, metric)}{so_far}")
 
     try:
         state = carry_out(plan, state, places, under_way, made)
@@ -101,13 +116,15 @@ def call(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(state, indent=2))
     else:
-        _print(state, typed, folder)
+        _print(state, folder)
     if options.export_markdown is not None:
-        export("--export-markdown", options.export_markdown, markdown(state, typed, folder))
+        export("--export-markdown", options.export_markdown, markdown(state, folder))
     if options.export_csv is not None:
-        export("--export-csv", options.export_csv, as_csv(*numbers(state, typed)))
-    if shown := [folder / run["folder"] for run in state["runs"] if run["protocol"] != baseline.NAME]:
-        report(shown, folder / REPORT, say)  # the baseline has no ledger
+        export("--export-csv", options.export_csv, as_csv(*numbers(state)))
+    if any(run["protocol"] != baseline.NAME for run in state["runs"]):  # the baseline has no ledger
+        report([folder], folder / REPORT, say)
+        if not options.quiet and not options.json:
+            say_next(after_comparison(folder / REPORT))
     return 0
 
 
@@ -118,9 +135,9 @@ def _plan(options: argparse.Namespace) -> Plan:
     for text in options.protocol:
         choice = chosen(text)
         check_fits(choice, job.scenario, job.workers, vars(options))
-        name = baseline.NAME if choice is None else brief(choice.spec, choice.parameters())
+        name = baseline.NAME if choice is None else choice.name
         if name in choices:
-            raise ConfigError(f"-p {text}: {choice or name} is given twice; give each protocol once")
+            raise ConfigError(f"-p {text}: {name} is given twice; give each protocol once")
         choices[name] = choice
     if options.stop_at_target and options.target is None:
         raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
@@ -196,11 +213,11 @@ def _shown(options: argparse.Namespace, under_way: UnderWay) -> Iterator[None]:
         yield
 
 
-def _print(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> None:
+def _print(state: Mapping[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    heads, rows = rows_of(state, typed)
+    heads, rows = rows_of(state)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(heads[0], overflow="fold")
     for head in heads[1:]:
@@ -210,5 +227,5 @@ def _print(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print()
     console.print(table)
-    for line in remarks(state, typed, folder):
+    for line in remarks(state, folder):
         console.print(line, markup=False, soft_wrap=True)

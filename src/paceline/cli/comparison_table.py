@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.columns import as_markdown
 from paceline.core.phrases import count
 from paceline.records.comparison import COMPARISON, LEAST
+from paceline.records.comparison_rows import rows_of
+from paceline.records.optimum import UNKNOWN
+from paceline.records.summary import Target
+from paceline.records.verdict import verdict
 from paceline.runs import baseline
 
 REPORT = "report.html"
@@ -16,36 +20,13 @@ MEAN = {"": "mean", "_plus_minus": "plus_minus", "_low": "low", "_high": "high"}
 """The columns of a mean in CSV: the suffix of its name, and the key in `compare.json`."""
 
 
-def rows_of(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings, and a row for each protocol. `typed`: by name, each protocol as the user wrote it."""
-    settings, rows, metric = state["settings"], state["protocols"], state["metric"]
-    never = len(settings["seeds"]) > 1 and any(row["never"] for row in rows)
-    heads = ["seconds", "speed-up", *(["never"] if never else []), "samples/s", *([metric] if metric else [])]
-    known = any(row.get("over_best") for row in rows)
-    return ["protocol", *heads, "waiting", "stale", "max stale", *(["× best"] if known else [])], [
-        [
-            typed[row["protocol"]],
-            _written(row["seconds"], ".1f"),
-            "-" if row["speed_up"] is None else f"{row['speed_up']:.2f}",
-            *([f"{row['never']} of {row['runs']}"] if never else []),
-            _written(row["samples_per_second"], ".0f"),
-            *([_written(row["final"], ".4g", ".2g")] if metric else []),
-            "-" if row["waiting"] is None else f"{row['waiting']['mean']:.0%}",
-            _written(row["staleness"]["mean"], ".2f"),
-            "-" if row["staleness"]["max"] is None else str(row["staleness"]["max"]),
-            *([_written(row.get("over_best"), ".2f")] if known else []),
-        ]
-        for row in rows
-    ]
-
-
-def markdown(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> str:
+def markdown(state: Mapping[str, Any], folder: Path) -> str:
     """Return the table with the remarks below it."""
-    heads, rows = rows_of(state, typed)
-    return as_markdown(heads, rows, heads[1:]) + "".join(f"\n{line}\n" for line in remarks(state, typed, folder))
+    heads, rows = rows_of(state)
+    return as_markdown(heads, rows, heads[1:]) + "".join(f"\n{line}\n" for line in remarks(state, folder))
 
 
-def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+def numbers(state: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the headings, and a row of numbers for each protocol. A missing number is an empty cell.
 
     A mean has four columns: itself, half its 95 % interval, and the least and the greatest value.
@@ -53,7 +34,7 @@ def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[st
     metric = state["metric"]
     rows: list[dict[str, Any]] = []
     for row in state["protocols"]:
-        cells = {"protocol": typed[row["protocol"]], **{key: row[key] for key in ("runs", "diverged", "never")}}
+        cells = {"protocol": row["protocol"], **{key: row[key] for key in ("runs", "diverged", "never")}}
         means = {
             "seconds": row["seconds"],
             "samples_per_second": row["samples_per_second"],
@@ -70,18 +51,8 @@ def numbers(state: Mapping[str, Any], typed: Mapping[str, str]) -> tuple[list[st
     return heads, [["" if row[head] is None else str(row[head]) for head in heads] for row in rows]
 
 
-def _written(value: Mapping[str, Any] | None, form: str, spread: str | None = None) -> str:
-    """Format a mean with half of its interval. Of two runs, format the range."""
-    if value is None:
-        return "-"
-    half = value["plus_minus"]
-    if half is None and value["runs"] > 1:
-        return f"{value['low']:{form}} to {value['high']:{form}}"
-    return f"{value['mean']:{form}}" + ("" if half is None else f" ± {half:{spread or form}}")
-
-
-def remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """Yield the remarks below the table."""
+def remarks(state: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yield the remarks below the table. The last ones are the verdict."""
     settings, rows = state["settings"], state["protocols"]
     if settings["target"]:
         yield f"seconds: until {settings['target']}; {state['metric']}: of the last version"
@@ -94,9 +65,11 @@ def remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) ->
         yield f"± is half of the 95 % interval of the mean over {count(len(settings['seeds']), 'seed')} (Student's t)"
     if any(row.get("over_best") for row in rows):
         yield "× best: the run's time over that of the best method for workers this fast; paceline explain says more"
+        if not all(row.get("over_best") for row in rows):
+            yield UNKNOWN
     scaled: dict[float, list[str]] = {}
     for row in rows:
-        scaled.setdefault(row["learning_rate_scale"], []).append(typed[row["protocol"]])
+        scaled.setdefault(row["learning_rate_scale"], []).append(row["protocol"])
     scaled.pop(1.0, None)
     if scaled:
         times = " and ".join(f"{factor:g} times the script's under {', '.join(of)}" for factor, of in scaled.items())
@@ -107,5 +80,16 @@ def remarks(state: Mapping[str, Any], typed: Mapping[str, str], folder: Path) ->
         yield f"{baseline.NAME}: plain DistributedDataParallel over gloo, for comparison; {REPORT} does not have it"
     for row in rows:
         if row["diverged"]:
-            yield f"{typed[row['protocol']]}: {row['diverged']} of {count(row['runs'], 'run')} diverged"
+            yield f"{row['protocol']}: {row['diverged']} of {count(row['runs'], 'run')} diverged"
     yield f"{folder}: {COMPARISON}, {REPORT}, and a folder for each run"
+    yield from verdict_of(state)
+
+
+def verdict_of(state: Mapping[str, Any]) -> list[str]:
+    """Return the comparison's verdict."""
+    settings = state["settings"]
+    runs: dict[str, dict[Hashable, Mapping[str, Any]]] = {}
+    for run in state["runs"]:
+        runs.setdefault(run["protocol"], {})[run["seed"]] = run
+    target = Target.parse(settings["target"]) if settings["target"] else None
+    return verdict(runs, target, state["metric"], stops="stop_at_target" in settings)

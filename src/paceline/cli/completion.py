@@ -45,7 +45,6 @@ COMPLETERS = {
 """By the metavar of a flag or an argument."""
 
 
-HELP = "print a completion script for a shell"
 DESCRIPTION = "Print a script with which the shell completes commands, flags, protocols and files."
 
 

@@ -19,7 +19,6 @@ from paceline.version import __version__
 if TYPE_CHECKING:
     from paceline.runs.link import MeasuredLink
 
-HELP = "find out whether this machine, or a link between two, has what runs need"
 DESCRIPTION = (
     "Examine this machine, and train on it with two workers. With --listen here and --join on another "
     "machine, measure the link between the two instead. Exit with 3 if something must be changed."

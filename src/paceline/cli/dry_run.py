@@ -12,9 +12,12 @@ from paceline.cli.columns import as_text
 from paceline.core.choice import Choice
 from paceline.core.phrases import count
 from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.records.reading import open_run
 from paceline.runs.eta import roughly
 from paceline.runs.predict import predicted, what_is_lacking
 from paceline.scenario.scenario import Scenario
+from paceline.scenario.scenario_file import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,21 @@ def check_flags(options: argparse.Namespace) -> None:
         raise ConfigError(
             "--from is given, whose run says how many steps there are, and --steps: leave one of them out"
         )
+
+
+def workers_of(options: argparse.Namespace) -> int | None:
+    """Return the workers of each run: those of -n, or of the run that --from names; None if neither says.
+
+    The tables of a scenario's hosts, or its own number of workers, come before those of the run.
+    """
+    if options.workers is not None or options.costs is None:
+        workers: int | None = options.workers
+        return workers
+    if options.scenario is not None and load(options.scenario).workers is not None:
+        return None
+    run = open_run(options.costs, registry())
+    run.ledger.close()
+    return run.workers
 
 
 def show(

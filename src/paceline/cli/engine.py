@@ -39,7 +39,14 @@ TOKEN = {
 
 
 def settle(options: argparse.Namespace, placed: Placement) -> None:
-    """Set the flags to what the engine says. Raises ConfigError, in one line, for a flag that contradicts it."""
+    """Set the flags to what the engine says. Raises ConfigError, in one line, for a flag that contradicts it.
+
+    On one host, where this process has taken the place of several, they stay as they are.
+    """
+    if placed.engine == TORCHRUN:  # if torchrun is killed, nothing else ends this process
+        end_with_parent()
+    if placed.hosts == 1:
+        return
     asked = {"--emulate-hosts": options.emulate_hosts, "--on": options.on, "--hosts": options.hosts}
     for flag, value in asked.items():
         if value is not None:
@@ -52,8 +59,6 @@ def settle(options: argparse.Namespace, placed: Placement) -> None:
             f"{placed.engine} has started this run on {placed.hosts} hosts, and there is no token, which all of them "
             f"share: draw one with `paceline token --out token`, and {TOKEN[placed.engine]}"
         )
-    if placed.engine == TORCHRUN:  # if torchrun is killed, nothing else ends this process
-        end_with_parent()
     port = placed.port or 0
     if options.listen is None:
         address = engine.leading_address(placed) if placed.host == 0 else placed.head
@@ -99,6 +104,8 @@ def begin(options: argparse.Namespace, placed: Placement, choice: Choice | None)
             if state != "none":
                 why = "it is of an earlier job" if first else "it has no snapshot to go on from"
                 say(f"{folder} has a run already, and {why}: put aside as {engine.put_aside(folder)}")
+    if placed.hosts == 1:
+        return Announcement(placed, attempt, "")
     host, _ = resolved(parsed(options.listen, "--listen", least=0), "--listen")
     return Announcement(placed, attempt, engine.leading_address(placed) if ip_address(host).is_unspecified else host)
 

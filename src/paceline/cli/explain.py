@@ -14,7 +14,6 @@ from paceline.records.explain.numbers import numbers
 from paceline.records.explain.sentences import sentences
 from paceline.records.reading import open_run, reading
 
-HELP = "explain why a run, or one of its steps, took so long"
 DESCRIPTION = (
     "Say in sentences where a run's time went, which workers made others wait, and what would help. "
     "With --worker or --step, say why that worker or step waited, for which worker, and how long."
@@ -36,7 +35,7 @@ def call(options: argparse.Namespace) -> int:
         lines = sentences(found)
         told = numbers(found) if options.json else {}
     if options.json:
-        plain = {"run": str(options.run), "ended": run.ended, "protocol": str(run.choice), "lines": lines}
+        plain = {"run": str(options.run), "ended": run.ended, "protocol": run.choice.name, "lines": lines}
         print(json.dumps({**plain, **told}, indent=2))
         return 0
     if run.unended:

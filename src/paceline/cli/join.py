@@ -20,7 +20,6 @@ from paceline.runs.join import BEGIN, REACH, TRIES_FOR, await_listener, hash_see
 from paceline.scenario.scenario import MOST_WORKERS
 from paceline.terminal import say
 
-HELP = "take part in another machine's run"
 DESCRIPTION = (
     "Take part with this machine in the run that another one, the head, begins with paceline run --listen. "
     "The script has to be on this machine, too, at the same path from the working directory, unless the head "

@@ -13,29 +13,37 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
 
-from paceline.core.choice import declared, nearest
+from paceline.cli.help import Formatter, in_groups
 from paceline.errors import FAILED, INTERRUPTED, USAGE, ConfigError, PacelineError
 from paceline.terminal import is_read, say
 from paceline.version import __version__
 
-COMMANDS = (
-    "run",
-    "join",
-    "compare",
-    "simulate",
-    "tune",
-    "report",
-    "replay",
-    "check",
-    "explain",
-    "runs",
-    "protocols",
-    "doctor",
-    "token",
-    "completion",
-)
-"""In the order of the help. Each is a module beside this one, with `HELP`, `DESCRIPTION` and `add_flags`. That adds the
-command's flags, and sets `call`: the function that carries the command out and returns the exit code."""
+COMMANDS = {
+    "run": "train a script with several workers",
+    "join": "take part in another machine's run",
+    "compare": "train a script under several protocols, and compare them",
+    "simulate": "predict how protocols would do on a cluster that you describe",
+    "tune": "find the best switch point for a job that recurs",
+    "report": "show runs: curves, timelines, who waited for whom",
+    "replay": "run again in the recorded order, to the same bits",
+    "check": "verify a run's ledger, and report the first inconsistency",
+    "explain": "explain why a run, or one of its steps, took so long",
+    "runs": "list runs, remove them, show what they take on disk",
+    "ui": "show runs in a browser, also while they go",
+    "protocols": "list the protocols and their parameters",
+    "doctor": "find out whether this machine, or a link between two, has what runs need",
+    "token": "draw the secret that hosts of a run share",
+    "completion": "print a completion script for a shell",
+}
+"""By command, in the order of the help: its line there. Each is a module beside this one, with `DESCRIPTION` and
+`add_flags`. That adds the command's flags, and sets `call`: the function that carries the command out and returns the
+exit code."""
+ASKS = ("-h", "--help", "-V", "--version")
+"""Flags that are answered without any command's own flags."""
+
+
+class NotItsValue(Exception):
+    """The word after a flag, whose value may be left out, is not its value. It has the flag, and what to write."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,6 +53,8 @@ class Parser(argparse.ArgumentParser):
     """By a flag that this command lacks and others have: what to write here in its place."""
     usual: str | None = None
     """The part of a command with parts that runs if none is named."""
+    examples: Mapping[str, str] | None = None
+    """By command line, what it does. A command that has some has many flags, and shows them in groups."""
     meant: Callable[[argparse.Namespace, Sequence[str], Callable[[Sequence[str]], object]], list[str]] | None = None
     """Adds the words that a recorded run has. It gets what was parsed, the words, and a parser (`cli.again`)."""
 
@@ -52,14 +62,26 @@ class Parser(argparse.ArgumentParser):
     """The words that were parsed last."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, allow_abbrev=False)
+        super().__init__(**{"formatter_class": Formatter, **options}, allow_abbrev=False)
+
+    def format_help(self) -> str:
+        """Return the help: of a command with examples in groups, else as argparse has it."""
+        return super().format_help() if self.examples is None else in_groups(self, self.examples)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse like argparse, once the words are complete."""
         words = self._words = list(sys.argv[1:] if args is None else args)
         if self.usual is not None and words[:1] not in ([part] for part in (*self._parts(), "-h", "--help")):
             words.insert(0, self.usual)
-        parse = super().parse_known_args
+
+        def parse(words: Sequence[str], namespace: Any = None) -> Any:
+            try:
+                return super(Parser, self).parse_known_args(words, namespace)
+            except NotItsValue as flag:
+                alone, whole = flag.args
+                at = list(words).index(alone)  # what comes after the script is never parsed
+                return parse([*words[:at], whole, *words[at + 1 :]], namespace)
+
         if self.meant is not None:
             words = self.meant(parse(words)[0], words, parse)
         return parse(words, namespace)
@@ -67,6 +89,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with this message, and the nearest flag if there is one."""
         flag = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
+        from paceline.core.choice import nearest  # not imported for help, as it takes longer than the help
+
         near = ""
         if "unrecognized" in message and flag.startswith("--"):
             near = self._of_a_protocol(flag) or nearest(flag, self._flags())
@@ -79,6 +103,7 @@ class Parser(argparse.ArgumentParser):
 
     def _of_a_protocol(self, flag: str) -> str:
         """Return what to write for a flag that is a protocol's parameter; empty for others, and without `-p`."""
+        from paceline.core.choice import declared
         from paceline.protocols import registry
 
         key = flag.removeprefix("--").replace("-", "_")
@@ -106,14 +131,18 @@ class Parser(argparse.ArgumentParser):
 def parser(command: str | None = None) -> Parser:
     """Return the parser of this command alone, if there is one of that name, else of all commands.
 
-    Only the modules of those commands are imported. The imports of all of them take a quarter of a second.
+    Only the modules of those commands are imported. The imports of all of them take a quarter of a second, so a flag of
+    `ASKS` has the commands listed without their flags.
     """
     root = Parser(prog="paceline", description="Data-parallel PyTorch training on machines that are not equal.")
     root.add_argument("-V", "--version", action="version", version=f"paceline {__version__}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for name in [command] if command in COMMANDS else COMMANDS:
+        if command in ASKS:
+            commands.add_parser(name, help=COMMANDS[name])
+            continue
         module = importlib.import_module(f"paceline.cli.{name}")
-        module.add_flags(commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION))
+        module.add_flags(commands.add_parser(name, help=COMMANDS[name], description=module.DESCRIPTION))
     return root
 
 
@@ -153,7 +182,7 @@ def main(arguments: Sequence[str] | None = None, report: Callable[[object], None
     try:
         words = sys.argv[1:] if arguments is None else arguments
         if not words:
-            parser().print_help(sys.stderr)
+            parser(ASKS[0]).print_help(sys.stderr)
             return USAGE
         for word in words:
             if not word.isprintable() and word != word.encode(errors="replace").decode():
@@ -161,6 +190,8 @@ def main(arguments: Sequence[str] | None = None, report: Callable[[object], None
         if not words[0].startswith("-") and words[0] not in COMMANDS:
             if words[0].endswith(".py") or os.path.isfile(words[0]):
                 raise ConfigError(f'unknown command "{words[0]}"; to train with that script: paceline run {words[0]}')
+            from paceline.core.choice import nearest
+
             known = ", ".join(COMMANDS)
             raise ConfigError(f'unknown command "{words[0]}"{nearest(words[0], COMMANDS)}; known: {known}')
         options = parser(words[0]).parse_args(words)

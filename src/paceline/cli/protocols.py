@@ -6,13 +6,14 @@ import argparse
 import inspect
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.core.choice import Parameter, declared, named, written
 from paceline.core.machine import Spec
 from paceline.protocols import registry
+from paceline.terminal import say
 
-HELP = "list the protocols and their parameters"
 DESCRIPTION = "List every protocol with its parameters, or show the one called NAME in full."
 
 
@@ -25,6 +26,8 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 def call(options: argparse.Namespace) -> int:
     known = registry()
     if options.name is None:
+        for line in (*known.broken.values(), *known.clashes.values()):
+            say(line)
         specs = known.values()
         shown = json.dumps([_card(spec) for spec in specs], indent=2) if options.json else _list(known)
     else:
@@ -34,7 +37,7 @@ def call(options: argparse.Namespace) -> int:
     return 0
 
 
-def _list(known: dict[str, Spec]) -> str:
+def _list(known: Mapping[str, Spec]) -> str:
     entries = [
         "\n".join((_heading(spec), *(f"  {line}" for line in (spec.does, spec.paper) if line), *_parameters(spec)))
         for spec in known.values()

@@ -21,7 +21,6 @@ from paceline.runs.folders import new_folder
 from paceline.runs.replay import compared_with, differences, last_version, replay, script_of
 from paceline.runs.script import checked_script
 
-HELP = "run again in the recorded order, to the same bits"
 DESCRIPTION = "Make the run in the folder RUN again, with real processes, in the order that its ledger has."
 
 

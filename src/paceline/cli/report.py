@@ -6,14 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
-from paceline.records.comparison import COMPARISON, runs_of
-from paceline.runs.report import report
+from paceline.runs.report import report, shown_of
 from paceline.terminal import say
 
 PAGE = "report.html"
 
 
-HELP = "show runs: curves, timelines, who waited for whom"
 DESCRIPTION = (
     "Write one HTML page that shows these runs, beside each other if there are several. The "
     "page works without a network or a server."
@@ -32,13 +30,12 @@ def add_flags(command: argparse.ArgumentParser) -> None:
 
 def call(options: argparse.Namespace) -> int:
     given: list[Path] = options.runs
-    folders = [run for folder in given for run in (runs_of(folder) if (folder / COMPARISON).exists() else [folder])]
     out = options.out or (given[0] / PAGE if len(given) == 1 else Path(PAGE))
-    files = report(folders, out, say, options.png, options.trace)
+    files = report(given, out, say, options.png, options.trace)
     if options.json:
         written = {"page": out, "pictures": options.png, "trace": options.trace}
         plain = {name: None if path is None else str(path) for name, path in written.items()}
-        print(json.dumps({**plain, "runs": [str(folder) for folder in folders]}, indent=2))
+        print(json.dumps({**plain, "runs": [str(folder) for folder in shown_of(given)]}, indent=2))
     else:
         for file in files:
             print(file)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import engine, hosts
 from paceline.cli.again import RESUME, add_yes, recorded, say_and_ask, script_of, source, words
 from paceline.cli.again import scenario as recorded_scenario
-from paceline.cli.main import Parser
-from paceline.cli.values import above, seconds, whole
+from paceline.cli.main import NotItsValue, Parser
+from paceline.cli.values import MOST_PORTS, above, seconds, whole
+from paceline.cli.what_next import RunEnd, after_run
 from paceline.codecs import check_codec, codec_of
 from paceline.core.choice import Choice, choose
 from paceline.core.phrases import count
+from paceline.display import trackers
 from paceline.errors import EXIT_CODES, INTERRUPTED, ConfigError
 from paceline.host import devices, hash_seed
 from paceline.host.processor import ISAS, cap
@@ -29,6 +30,7 @@ from paceline.job.settings import Settings
 from paceline.launch.environment import placement
 from paceline.protocols import registry
 from paceline.records.folders import CONFIG
+from paceline.records.reading import LEDGER
 from paceline.records.segments import choice_of
 from paceline.records.snapshots import Snapshot
 from paceline.records.snapshots import whole as whole_snapshots
@@ -39,6 +41,7 @@ from paceline.runs.folders import checked_folder
 from paceline.runs.resume import (
     LIMITS,
     check_isa,
+    check_limits,
     check_more,
     check_protocol,
     check_residual,
@@ -47,10 +50,13 @@ from paceline.runs.resume import (
     snapshot_of,
 )
 from paceline.runs.run import (
+    MOST_THREADS,
     STARTS,
+    asked_threads,
     chosen,
     cores,
     crowd,
+    whose_workers,
 )
 from paceline.runs.script import changes, checked_script
 from paceline.scenario.scenario import MOST_WORKERS, Scenario
@@ -60,7 +66,10 @@ from paceline.terminal import is_read, say
 if TYPE_CHECKING:
     from paceline.coordinator.rendezvous import Listen
 
-MOST_THREADS = 1024
+FREE = "0"
+"""The port that stands for a free one."""
+FAILED_SCRIPT = re.compile(r"worker (\d+) died \(exit code ")
+"""How the error of a run begins in which a worker's script failed. The summary has no other trace of which one did."""
 PATIENCE = 1.0
 """Seconds that an interrupted run waits for a reader of its summary, who may have stopped to read."""
 
@@ -68,8 +77,13 @@ FLAGS = ("-n", "--workers", "-p", "--protocol", "--scenario", "--seed", "--seeds
 """Flags that are ours when they come before SCRIPT, and that few scripts have: unlike --epochs."""
 
 
-HELP = "train a script with several workers"
 DESCRIPTION = "Train SCRIPT with several worker processes. Arguments after SCRIPT are the script's own."
+EXAMPLES = {
+    "paceline run -n 4 -p ssp:bound=5 --target 'loss<=0.2' train.py --lr 0.1": (
+        "train with four workers, and note when the target is met; --lr is SCRIPT's"
+    ),
+    "paceline run --resume runs/ssp-20261130-101500": "go on with that run from its newest snapshot",
+}
 
 
 def add_flags(command: Parser) -> None:
@@ -100,7 +114,7 @@ def add_flags(command: Parser) -> None:
     add("--saves", choices=("first", "all"), default="first", help=one)
     add("--tee", choices=("first", "all", "none"), default="first", help="whose output to show (default: first)")
     add("--max-steps", type=whole("--max-steps", 1), metavar="N", help="end after N applied updates")
-    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after S seconds")
+    add("--max-seconds", type=seconds("--max-seconds"), metavar="S", help="end after S seconds of training")
     waits = "report waits that last longer than S seconds (default: 30)"
     add("--report-waits", type=seconds("--report-waits"), default=30.0, metavar="S", help=waits)
     fewer = (
@@ -111,7 +125,7 @@ def add_flags(command: Parser) -> None:
     rates = "multiply the script's learning rates by this (default: 1)"
     add("--learning-rate-scale", type=above("--learning-rate-scale"), default=1.0, metavar="X", help=rates)
     hosts.add_isa(command)
-    add("--tensorboard", action="store_true", help="also write logged and evaluated values for TensorBoard")
+    add_ui(command)
     often = "without a terminal, print progress every S seconds (default: 10)"
     add("--progress", type=seconds("--progress"), default=10.0, metavar="S", help=often)
     add("--quiet", action="store_true", help="print the result, and no progress")
@@ -127,13 +141,39 @@ def add_flags(command: Parser) -> None:
     add("--drain", type=seconds("--drain"), default=10.0, metavar="S", help=drain)
     hosts.add_to(command)
     command.meant = _meant
+    command.usage = "%(prog)s [FLAGS] SCRIPT [ARGUMENTS]\n       %(prog)s [FLAGS] --resume RUN"
+    command.examples = EXAMPLES
     command.set_defaults(call=call)
+
+
+class _Port(argparse.Action):
+    """Takes a port, if the next word is one: it may be the script."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        """As argparse calls it."""
+        if values != FREE and not values.isdecimal():
+            raise NotItsValue(option_string, f"{option_string}={FREE}")
+        namespace.ui = whole(str(option_string), 0, MOST_PORTS)(values)
+
+
+def add_ui(command: argparse.ArgumentParser) -> None:
+    """Add the flag that serves a page of the run."""
+    page = "serve a page of the run while it goes, to browsers of this machine (default: at a free port)"
+    command.add_argument("--ui", nargs="?", const=FREE, action=_Port, metavar="PORT", help=page)
 
 
 def _codec(text: str) -> str | None:
     """Return the codec as it is typed; None: none. Raises ConfigError, in one line, for any mistake."""
     codec = codec_of(text)
     return None if codec is None else str(codec)
+
+
+class _Several(argparse._AppendAction):
+    """Takes lists, and puts them together. Python programs may give each part by itself."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        """As argparse calls it."""
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), *values])
 
 
 class _Protocol(argparse.Action):
@@ -148,7 +188,7 @@ class _Protocol(argparse.Action):
 def _meant(options: argparse.Namespace, given: Sequence[str], parse: Callable[[Sequence[str]], object]) -> list[str]:
     """See `again.words`. Raises ConfigError for several protocols."""
     named = getattr(options, "protocols", ())
-    if options.listen is None and (placed := placement(os.environ)) is not None:
+    if options.listen is None and (placed := placement(os.environ)) is not None and placed.hosts > 1:
         options.listen = placed.head  # machines join: it is not the run's recorded hosts that make it
     if len(named) > 1:
         every = " ".join(f"-p {name}" for name in named)
@@ -181,7 +221,7 @@ def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: 
         "--threads",
         type=whole("--threads", 1, MOST_THREADS),
         metavar="T",
-        help="threads of each worker (default: cores / workers)",
+        help="threads of each worker (default: OMP_NUM_THREADS, or cores / workers)",
     )
     accelerators = (
         "devices of workers 0, 1, … in turn: their numbers, or cpu, such as 0,1 or 0,cpu (default: all devices of each "
@@ -189,6 +229,11 @@ def add_common(command: argparse.ArgumentParser, *, protocol: str | None, seed: 
     )
     add("--devices", type=devices.listed, metavar="LIST", help=accelerators)
     add_start(command, "")
+    logged = (
+        "log the run to these, such as wandb,mlflow: tensorboard, wandb, mlflow, or none (default: none; of a resumed "
+        "run, where it was logged before)"
+    )
+    add("--log-to", type=trackers.parsed, action=_Several, metavar="TRACKERS", help=logged)
     add("--out", type=Path, metavar="DIR", help=out)
     add("--json", action="store_true", help=printed)
 
@@ -226,7 +271,9 @@ def call(options: argparse.Namespace) -> int:
     if options.script is None:
         raise ConfigError("the following arguments are required: SCRIPT; see paceline run --help")
     _begin_with_hash_seed(options)
-    scenario = Scenario() if options.scenario is None else load(options.scenario)
+    if choice is not None and (clash := registry().clashes.get(choice.spec.name)):
+        say(clash)
+    scenario = given_scenario = Scenario() if options.scenario is None else load(options.scenario)
     if options.resume is not None and options.config is not None:
         raise ConfigError("--resume goes on with a run, and --config makes one again; give one of them")
     announcement = None
@@ -248,16 +295,16 @@ def call(options: argparse.Namespace) -> int:
     targets = tuple(Target.parse(text) for text in options.target)
     if options.stop_at_target and not targets:
         raise ConfigError("--stop-at-target has nothing to stop at: give --target METRIC>=VALUE")
-    if options.tensorboard and find_spec("tensorboard") is None:
-        raise ConfigError(
-            "--tensorboard needs the package tensorboard, which is not installed: pip install tensorboard"
-        )
     if placed is not None and placed.host:
         return engine.take_part(options, placed, choice)
+    log_to = trackers.chosen(options.log_to, options.resume)
+    trackers.check_installed(log_to)
     devices.check(options.devices)
     script = checked_script(options.script)
     if options.tee != "none":  # compare and tune, whose runs are made without, have said it once for all of them
         say_whose(script, options.arguments)
+        if named is None and (note := whose_workers(given_scenario, options.workers)):
+            say(note)
     together = None if hosts.machines_join(options) else workers
     resumed = None if options.resume is None else _resumed(options, choice, together, script)
     if options.config is not None:
@@ -279,19 +326,22 @@ def call(options: argparse.Namespace) -> int:
     if announcement is None:  # else that was done before torch's store was asked
         cap(options.isa)
 
+    # An engine sets the variable for processes of its own, and each host that joins has other cores.
+    threads = None if placed is not None or hosts.machines_join(options) else asked_threads(os.environ)
     settings = _settings(
         options,
         script=script,
         choice=choice or choose("all-reduce", registry()),  # settings have a protocol; the baseline's is not looked at
         workers=workers,
         scenario=scenario,
-        threads=options.threads or max(1, cores() // workers),
+        threads=options.threads or threads or max(1, cores() // workers),
         folder=folder,
         targets=targets,
         hosts=most_hosts,
         resumed=resumed,
+        log_to=log_to,
     )
-    summary = _train(settings, listening, under_ddp=choice is None)
+    summary = _train(settings, listening, options.ui, under_ddp=choice is None)
     if announcement is not None and summary["outcome"] == "completed":
         announcement.complete()
     return _show(summary, settings)
@@ -313,8 +363,8 @@ def _settings(options: argparse.Namespace, *, script: Path, **settled: Any) -> S
     return Settings(**flags | settled)
 
 
-def _train(settings: Settings, listening: Listen | None, *, under_ddp: bool) -> Summary:
-    """Make the run. Signals that ask for an end interrupt it."""
+def _train(settings: Settings, listening: Listen | None, ui: int | None, *, under_ddp: bool) -> Summary:
+    """Make the run, and serve its page at the port `ui`, if one is given. Signals that ask for an end interrupt it."""
     from paceline.job.interrupts import Interrupts
 
     if under_ddp:
@@ -323,7 +373,11 @@ def _train(settings: Settings, listening: Listen | None, *, under_ddp: bool) -> 
         return ddp.run(settings, Interrupts())
     from paceline.coordinator.run import run
 
-    return run(settings, Interrupts(), listening=listening)
+    if ui is None:
+        return run(settings, Interrupts(), listening=listening)
+    from paceline.runs.ui import served
+
+    return served(ui, say, lambda feed: run(settings, Interrupts(), listening=listening, feed=feed))
 
 
 def _show(summary: Summary, settings: Settings) -> int:
@@ -337,9 +391,34 @@ def _show(summary: Summary, settings: Settings) -> int:
         from paceline.cli.table import print_summary
 
         print_summary(summary, folder)
-    if outcome in ("interrupted", "failed") and next(whole_snapshots(folder), None) is not None:
-        print(f"go on with: paceline run --resume {shlex.quote(str(folder))}", file=sys.stderr)
+    end = _end_of(summary, settings)
+    unfinished = (
+        outcome in ("interrupted", "failed") and end.can_go_on
+    )  # what a program that reads JSON would miss, too
+    if (line := after_run(end)) and (unfinished or not (settings.json or settings.quiet)):
+        say_next(line)
     return EXIT_CODES[outcome]
+
+
+def say_next(line: str) -> None:
+    """Print what to do next, unless standard error takes no more: the command has done its work."""
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _end_of(summary: Summary, settings: Settings) -> RunEnd:
+    """Return what decides what to do next. Looks for snapshots, and for what a failed script has printed."""
+    ended, log = FAILED_SCRIPT.match(summary["error"] or ""), None
+    if ended is not None:
+        log = settings.log(int(ended[1]))
+    return RunEnd(
+        outcome=summary["outcome"],
+        folder=settings.folder,
+        has_ledger=(settings.folder / LEDGER).exists(),
+        steps=summary["steps"],
+        can_go_on=next(whole_snapshots(settings.folder), None) is not None,
+        failed_log=log if log is not None and log.exists() and log.stat().st_size else None,
+    )
 
 
 def _begin_with_hash_seed(options: argparse.Namespace) -> None:
@@ -370,6 +449,7 @@ def _resumed(options: argparse.Namespace, choice: Choice | None, workers: int | 
     limits = {key: getattr(options, key) for key in LIMITS}
     check_more(run, config, limits, tuple(options.arguments))
     snapshot, passed = snapshot_of(run)
+    check_limits(run, config, limits, snapshot.state)
     for line in passed:
         say(line)
     if not options.quiet:

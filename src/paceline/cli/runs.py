@@ -15,7 +15,7 @@ from typing import Any
 from paceline.cli.columns import as_csv, as_markdown, as_text, check_exports, export
 from paceline.cli.main import Parser
 from paceline.cli.values import shortened
-from paceline.core.choice import Choice, brief, choose, typed
+from paceline.core.choice import Choice, choose
 from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.records.folders import STATUSES, Listed, Size, listed, runs_below, size_of
@@ -32,7 +32,6 @@ SHORTEST = 60
 """Characters of a result in the table; `--json` has all of them."""
 
 
-HELP = "list runs, remove them, show what they take on disk"
 DESCRIPTION = (
     "List the runs in a folder. `paceline runs DIR` is short for `paceline runs list DIR`, and takes its flags."
 )
@@ -53,7 +52,8 @@ def _add_list(parts: Any) -> None:
     _add_folder(part)
     protocol = "only runs under this protocol, if it has parameters with the same ones (repeatable)"
     add("--protocol", action="append", metavar="NAME[:KEY=VALUE,…]", help=protocol)
-    add("--status", action="append", choices=STATUSES, help="only runs that came to this (repeatable)")
+    ends = f"only runs that came to this: {', '.join(STATUSES[:-1])} or {STATUSES[-1]} (repeatable)"
+    add("--status", action="append", choices=STATUSES, metavar="STATUS", help=ends)
     add("--since", metavar="WHEN", help="only runs that began since then: 2026-11-20, or 90m, 12h, 3d, 2w ago")
     add("--script", metavar="NAME", help="only runs of the script with this name or path")
     add("--json", action="store_true", help="print them as a JSON array")
@@ -174,24 +174,13 @@ def _row(run: Listed) -> list[str]:
     return [
         str(run.folder),
         "-" if run.began is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(run.began)),
-        _protocol(run) or "-",
+        folders.protocol_of(run) or "-",
         "-" if run.workers is None else str(run.workers),
         run.status + (", simulated" if run.simulated else ""),
         "-" if run.steps is None else str(run.steps),
         seconds,
         _result(run),
     ]
-
-
-def _protocol(run: Listed) -> str:
-    """Return the protocol as it is typed, without defaults. One that is not known here keeps all parameters."""
-    if run.protocol is None:
-        return ""
-    try:
-        config = {key: None if value == "none" else value for key, value in (run.config or {}).items()}
-        return brief(registry()[run.protocol], config)
-    except LookupError:
-        return typed(run.protocol, run.config or {})
 
 
 def _result(run: Listed) -> str:

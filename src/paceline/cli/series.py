@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from paceline.cli.run import say_whose
-from paceline.runs.run import settled
+from paceline.display import trackers
+from paceline.runs.run import settled, whose_workers
 from paceline.runs.series import Job, Stopped
 from paceline.scenario.scenario import Scenario
 from paceline.scenario.scenario_file import load
@@ -16,7 +17,11 @@ def job_of(options: argparse.Namespace) -> Job:
     """What every run of a series trains, as the flags say."""
     scenario = Scenario() if options.scenario is None else load(options.scenario)
     say_whose(options.script, options.arguments)
+    if note := whose_workers(scenario, options.workers):
+        say(note)
     scenario, workers, _ = settled(scenario, options.workers)
+    log_to = trackers.chosen(options.log_to, None)
+    trackers.check_installed(log_to)
     return Job(
         script=options.script,
         arguments=options.arguments,
@@ -27,6 +32,7 @@ def job_of(options: argparse.Namespace) -> Job:
         devices=options.devices,
         start=options.start,
         epochs=options.epochs,
+        log_to=log_to,
     )
 
 

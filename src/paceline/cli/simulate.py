@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.main import Parser
-from paceline.cli.run import MOST_THREADS, add_start
+from paceline.cli.run import add_start
 from paceline.cli.values import seconds, whole
 from paceline.codecs import check_codec, codec_of
-from paceline.core.choice import brief, choose
+from paceline.core.choice import choose
 from paceline.errors import EXIT_CODES, ConfigError
 from paceline.host import hash_seed
 from paceline.protocols import registry
 from paceline.records.summary import Summary, Target
-from paceline.runs.run import STARTS
+from paceline.runs.run import MOST_THREADS, STARTS
 from paceline.runs.script import checked_script
 from paceline.runs.series import interrupts
 from paceline.runs.simulate import Made, folders_of, in_place_of, trained
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from paceline.runs.gradients import Script
 
 
-HELP = "predict how protocols would do on a cluster that you describe"
 DESCRIPTION = (
     "Run protocols in virtual time, on the cluster that CLUSTER.toml describes. With --from, run them "
     "in place of a recorded run, for as long as it took or for as many steps."
@@ -120,7 +119,7 @@ def call(options: argparse.Namespace) -> int:
         if summary["outcome"] == "interrupted":
             break
     if rest := simulations[len(summaries) :]:
-        names = ", ".join(simulation.choice.spec.name for simulation in rest)
+        names = ", ".join(simulation.choice.name for simulation in rest)
         say(f"interrupted: {names} did not begin")
     if options.json:
         print(json.dumps(printed if len(simulations) > 1 else printed[0], indent=2))
@@ -141,7 +140,7 @@ def _simulated(
 
 
 def _say_of(simulation: Simulation) -> Say:
-    name = simulation.choice.spec.name
+    name = simulation.choice.name
     return lambda sentence: say(f"{name}: {sentence}")
 
 
@@ -227,7 +226,7 @@ def _progress(shown: bool) -> Iterator[Callable[[Simulation], Progress | None]]:
 
         def of(simulation: Simulation) -> Progress:
             choice = simulation.choice
-            task = bar.add_task(brief(choice.spec, choice.parameters()), total=1.0)
+            task = bar.add_task(choice.name, total=1.0)
             limit, facts = simulation.limit, 0
             if simulation.data is not None:
                 limit = replace(limit, steps=min(limit.steps, simulation.data))

@@ -10,14 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.core.choice import brief, choose, typed
-from paceline.core.phrases import count
+from paceline.core.phrases import count, listed
 from paceline.protocols import registry
 from paceline.records.harm import harm
-from paceline.records.optimum import PARTS, over_best
+from paceline.records.optimum import PARTS, UNKNOWN, over_best
 from paceline.records.reading import LEDGER
-from paceline.records.segments import Stretch
-from paceline.records.summary import Summary, metric_text, metrics_of
+from paceline.records.segments import Stretch, choice_of, name_of
+from paceline.records.summary import Summary, last_logged, metric_text, metrics_of
 
 SHOWN = 16  # workers that a table has a line for each of
 COPIES = {"to_device": "copies to the device", "from_device": "copies from the device"}
@@ -35,15 +34,16 @@ def print_summary(summary: Summary, folder: Path) -> None:
 def _head(summary: Summary) -> Iterator[str]:
     """Yield how the run ended, and how far and how fast it came."""
     if summary["outcome"] != "completed":
-        yield summary["outcome"] + (f": {summary['error']}" if summary["error"] else "")
+        early = " before the first step" if summary["outcome"] == "interrupted" and not summary["steps"] else ""
+        yield summary["outcome"] + early + (f": {summary['error']}" if summary["error"] else "")
     rate = summary["samples_per_second"]
     yield (
-        f"{typed(**summary['protocol'])} · "
+        f"{name_of(summary['protocol'], registry())} · "
         + (f"{summary['compress']} · " if "compress" in summary else "")
         + f"{_strength(summary)} · {summary['wall_seconds']:.1f} s · "
         f"{summary['steps']} steps in {summary['versions']} versions · {summary['steps_per_second']:.1f} steps/s"
         + ("" if rate is None else f" · {rate:.0f} samples/s")
-        + (f" · {summary['samples_missed']} samples missed" if summary["samples_missed"] else "")
+        + (f" · {count(summary['samples_missed'], 'sample')} not trained on" if summary["samples_missed"] else "")
     )
     if summary["segments"] > 1:
         yield _resumed(summary["segments"], summary["undone"])
@@ -82,13 +82,14 @@ def _results(summary: Summary) -> Iterator[str]:
         last = summary["evaluations"][-1]
         metrics = ", ".join(f"{name} {metric_text(last[name])}" for name in metrics_of([last]))
         yield f"version {last['version']}, the last: {metrics}"
-        if summary["protocol"]["name"] in registry():  # a baseline is none
-            yield from filter(None, [" ".join(harm(summary, choose(typed(**summary["protocol"]), registry())))])
-    logged = summary.get("logged", {})
-    for metric, values in logged.items():
-        last = values["last"]
-        value = f"{metric} {metric_text(last['value'])}"
-        yield f"version {last['version']}, as worker {last['worker']} logged it last: {value}"
+    logged = last_logged(summary)
+    together: dict[tuple[int, int], list[str]] = {}
+    for metric, last in logged.items():
+        together.setdefault((last["version"], last["worker"]), []).append(f"{metric} {metric_text(last['value'])}")
+    for (version, worker), values in together.items():
+        yield f"version {version}, as worker {worker} logged it last: {listed(values)}"
+    if summary["protocol"]["name"] in registry():  # a baseline is none
+        yield from filter(None, [" ".join(harm(summary, choice_of(summary, registry())))])
     known = ", ".join(sorted({*metrics_of(summary["evaluations"]), *logged}))
     for target, met in summary["targets"].items():
         missed = f"not met; metrics: {known or 'none, as the script registers no evaluate and logs none of them'}"
@@ -120,7 +121,7 @@ def print_comparison(summaries: Sequence[Summary]) -> None:
     for summary in summaries:
         rows, stale = summary["per_worker"], summary["staleness"]
         table.add_row(
-            brief(registry()[summary["protocol"]["name"]], summary["protocol"]["config"]),
+            name_of(summary["protocol"], registry()),
             _number(summary["steps_per_second"]),
             _number(summary["samples_per_second"]),
             _number(summary["versions"] / summary["wall_seconds"] if summary["wall_seconds"] else None),
@@ -135,10 +136,13 @@ def print_comparison(summaries: Sequence[Summary]) -> None:
     # Without a terminal there is no width to keep to: no protocol's name is broken into lines.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE)
     console.print(table)
+    if None in map(over_best, summaries):
+        console.print(UNKNOWN, markup=False, soft_wrap=True)
     for summary in summaries:
         if summary["outcome"] != "completed":
             why = f": {summary['error']}" if summary["error"] else ""
-            console.print(f"{typed(**summary['protocol'])}: {summary['outcome']}{why}", markup=False, soft_wrap=True)
+            name = name_of(summary["protocol"], registry())
+            console.print(f"{name}: {summary['outcome']}{why}", markup=False, soft_wrap=True)
 
 
 def percentile(histogram: Mapping[str, int], share: float) -> int | None:

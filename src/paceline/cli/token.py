@@ -7,7 +7,6 @@ from pathlib import Path
 
 from paceline.net.token import FILE_VARIABLE, VARIABLE, Token, write
 
-HELP = "draw the secret that hosts of a run share"
 DESCRIPTION = (
     "Draw a new token, and print it or write it to a file that only you may read. Whoever has it may "
     f"run code as you on every host of a run. Paceline takes it from the file that {FILE_VARIABLE} names, else "

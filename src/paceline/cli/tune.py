@@ -20,7 +20,6 @@ from paceline.runs.search import Finished, Result, Search
 from paceline.runs.series import Stopped
 from paceline.runs.tune import PARAMETER, PROTOCOL, STATE, Tuning, begun, carry_out
 
-HELP = "find the best switch point for a job that recurs"
 DESCRIPTION = (
     f"Search for the smallest {PARAMETER} of {PROTOCOL} that is still accurate enough, by training "
     "SCRIPT again and again. Arguments after SCRIPT are the script's own. The same command with the same --out "

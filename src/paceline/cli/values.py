@@ -10,6 +10,8 @@ from paceline.core.phrases import cut
 from paceline.errors import ConfigError
 
 LONGEST = 1e9  # seconds; a system's call waits no longer than some weeks, and nobody for 30 years
+MOST_PORTS = 65535
+"""The greatest port."""
 
 
 def whole(flag: str, least: int, most: int = MOST_WHOLE) -> Callable[[str], int]:

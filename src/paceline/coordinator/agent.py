@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline import files
-from paceline.core.choice import brief
 from paceline.core.facts import ParametersTaken
 from paceline.core.host_liveness import Fence, is_taken
 from paceline.core.phrases import workers_named
@@ -55,7 +54,7 @@ from paceline.net.control import Hello, HostEnd
 from paceline.net.handshake import Keys
 from paceline.net.link import HostLink
 from paceline.net.listener import HostListener
-from paceline.net.tcp import Address
+from paceline.net.tcp import Address, shown
 from paceline.records.times import FetchTimes
 from paceline.scenario.scenario_file import LONGEST_NAME
 from paceline.transfer.emulated_link import EmulatedLink
@@ -73,6 +72,8 @@ TELLS = 1.0
 """Seconds after which the head is told again what moving bytes has taken."""
 LONG = 1 << 20
 """Bytes of a worker's message from which on it goes to the head as items do. It would delay the beats behind it."""
+NOTICED = 5.0
+"""Seconds after which a user is told that the head has not let the host in yet."""
 LET_IN = 60.0
 """Seconds that the head has to let the host in."""
 
@@ -132,6 +133,7 @@ def agent(
             given = company, from_head, loop, mover
             here = _Agent(called, workers, address, keys, *given, patience=patience, say=say, named=named, run=run)
             try:
+                loop.after(NOTICED, here.say_if_not_let_in)
                 if interrupts is not None:
                     loop.watch(interrupts, partial(_interrupted, here, interrupts, may_drain))
                 while here.over is None:
@@ -264,6 +266,7 @@ class _Agent:
         self._link = HostLink(self.end, address, keys, loop, self)
         self._output = LogForwarding()
         self._output.send = self._link.send
+        self._patience = patience
         loop.after(patience, partial(self._not_let_in, patience))
 
     def leave(self, why: str, outcome: host_messages.End = "lost") -> None:
@@ -418,7 +421,7 @@ class _Agent:
         """Take part, and begin these workers."""
         self.may_come_again, self.patience = settings.any_comes_back, settings.host_timeout
         here = [worker for worker, host in settings.hosts_of_workers.items() if host == self._name]
-        protocol = brief(settings.choice.spec, settings.choice.parameters())
+        protocol = settings.choice.name
         those = f"{workers_named(here)} of {settings.workers}" if here else f"no worker of {settings.workers}"
         told = f"{those}, {protocol}, {settings.script}"
         self._say(f"joined as host {self._name}: {told}")
@@ -478,6 +481,12 @@ class _Agent:
                 self._mover.dial(peer, one.address, self._hello, timeout)
             else:
                 self._mover.expect(peer)
+
+    def say_if_not_let_in(self) -> None:
+        """Tell the user that the host still waits outside."""
+        if not self._let_in and self.over is None:
+            tried = f"no run at {shown(self._address)} has let this host in within {NOTICED:.0f} s"
+            self._say(f"{tried}; see whether a run listens there. Trying for {self._patience:.0f} s in all")
 
     def _not_let_in(self, tried: float) -> None:
         if not self._let_in:

@@ -63,6 +63,8 @@ class Evaluation:
 
     def logged(self, worker: int, step: int, version: int, at: float, scalars: Mapping[str, float]) -> None:
         """The worker's script has logged this of the version that its step is computed on, or of its own replica."""
+        for name, value in scalars.items():
+            self._journal.tally.logs_any(name, worker, step, version, at, value)
         of_targets = {name: value for name, value in scalars.items() if self._shutdown.awaits(name)}
         for name, value in of_targets.items():
             self._journal.tally.logs(name, worker, step, version, at, value)

@@ -52,9 +52,10 @@ def note(run_state: RunState, event: HostEvent) -> None:
             if direction != "average":  # a share that is made later ends an average later: see `GroupAveraged`
                 members[worker].transfers.append((direction, times.began, times.ended))
             ledger.transferred(worker, direction, number, size, times)
-        case FetchTimes(worker=fetcher, began=began, ended=ended):
-            if fetcher is not None:
-                members[fetcher].transfers.append(("push", began, ended))
+        case FetchTimes(kind=kind, worker=fetcher, source=source, began=began, ended=ended):
+            of = run_state.cluster.workers_of(source) if kind == "sum" else () if fetcher is None else (fetcher,)
+            for worker in of:  # a sum has the updates of its host's workers
+                members[worker].transfers.append(("push", began, ended))
             run_state.journal.fetched(event)
         case VersionBrought(worker=worker, began=began, ended=ended):
             members[worker].transfers.append(("pull", began, ended))

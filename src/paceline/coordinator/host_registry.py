@@ -586,6 +586,10 @@ class HostRegistry:
         """See `HostDirectory`."""
         self._say(f"host {host} adds up its workers' updates no more, and they come one by one: {why}")
 
+    def before_waiting(self, call: Callable[[], None]) -> None:
+        """See `HostDirectory`."""
+        self._loop.soon(call)
+
     def exchanges(self, host: str) -> None:
         """That host makes a range of each version from now on, or averages with others."""
         self._exchanging.add(host)

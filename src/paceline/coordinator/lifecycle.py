@@ -195,7 +195,8 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
         memory=None if state is None else state.memory,
         part=None if state is None else settings.part,
     )
-    run_state.display.begin(amount, offer.epochs, offer.passes)
+    run_state.shutdown.training_begins(began.at)
+    run_state.display.begin(amount, offer)
     run_state.happened.append(began)
     return Training(offer)
 

@@ -24,6 +24,7 @@ from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.run_state import RunState
 from paceline.core.drive import drive
 from paceline.core.phrases import count, workers_named
+from paceline.display.trackers.feed import Trackers
 from paceline.errors import ConfigError, NotGathered, ProtocolViolation, RunFailed
 from paceline.files import unforeseen, write_whole
 from paceline.host import hash_seed
@@ -59,19 +60,25 @@ from paceline.worker_process.touched import notes, told
 if TYPE_CHECKING:
     from paceline.coordinator.host_registry import HostRegistry
     from paceline.coordinator.rendezvous import Listen, Rendezvous
+    from paceline.display.page_feed import PageFeed
 
 Direct = Callable[[Director, Journal], None]
 """Carries out all of a run's orders, and records what it tells the machine."""
 
 
 def run(
-    settings: Settings, interrupts: Interrupts, direct: Direct | None = None, listening: Listen | None = None
+    settings: Settings,
+    interrupts: Interrupts,
+    direct: Direct | None = None,
+    listening: Listen | None = None,
+    feed: PageFeed | None = None,
 ) -> Summary:
     """Run it. Return the summary, which the run's folder has too. `direct` decides what happens when, if given.
 
     A run that has lost a host which made versions goes on by itself, as often as the settings say.
 
     `listening`: where machines join, whose workers come on top of those that the settings have.
+    `feed`: leads to the live page, if there is one.
     Raises ConfigError when the script asks for what cannot be done. The folder is then gone again, unless
     training has come so far that it has something to lose. Raises SystemExit if the script's own argument parser
     ends the script.
@@ -79,7 +86,7 @@ def run(
     if settings.goes_on and listening is not None:
         listening = listening.at_one_port()
     while True:
-        summary, goes_on = _run(settings, interrupts, direct, listening)
+        summary, goes_on = _run(settings, interrupts, direct, listening, feed)
         if not goes_on:
             return summary
         snapshot, _ = newest_to_go_on_from(settings.folder)
@@ -91,7 +98,7 @@ def run(
 
 
 def _run(
-    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None
+    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None, feed: PageFeed | None
 ) -> tuple[Summary, bool]:
     """Run it once. Return whether it is to go on by itself, too."""
     check_memory(settings.workers)
@@ -103,44 +110,19 @@ def _run(
         raise KeyboardInterrupt
     made = make_folder(settings.folder) if settings.resumed is None else []
     files.traces = settings.folder
-    keep, coordinator, goes_on = settings.resumed is not None, None, False
+    keep = settings.resumed is not None
     try:
-        try:
-            with (
-                forked_zygote(interrupts.let_go) as zygote,
-                _noted(settings) as (settings, shared),
-                _meeting(settings, listening, partial(_let_go, interrupts, zygote)) as meeting,
-                _stage(settings, interrupts) as (loop, output),
-                _gathered(settings, meeting, interrupts, loop, output) as (settings, others),
-            ):
-                if keep:
-                    settings = _cut(settings)
-                zygote.settle(packed(settings))
-                with _journal(settings) as journal:
-                    fork = partial(fork_workers, settings=settings, zygote=zygote, folders=shared, pipes=settings.shows)
-                    workers = Workers(loop, output, fork)
-                    coordinator = _coordinate(settings, interrupts, workers, journal, loop, output, others, direct)
-                    shutdown = coordinator.run_state.shutdown
-                    if others is not None:
-                        journal.moved(others.cpu_seconds)
-                    journal.ended(shutdown.outcome, shutdown.error, stopped=shutdown.asked)
-                    if others is not None:
-                        lacks_host = shutdown.lacks_host and shutdown.outcome == "failed"
-                        goes_on = lacks_host and settings.goes_on > 0 and any(whole(settings.folder))
-                        others.ended_with(shutdown, coordinator.parser_ended is not None, goes_on=goes_on)
-        except RunFailed as error:  # the ledger lacks something, and the summary must say so
-            if coordinator is None:
-                raise
-            coordinator.run_state.shutdown.break_off(str(error))
-        if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
-            worker, code = coordinator.parser_ended
-            _show_parsers_words(settings, worker)
-            if not keep:
-                undo(settings.folder, made)
-            raise SystemExit(code)
-        run_state = coordinator.run_state
-        keep = keep or run_state.shutdown.usage_error is None or run_state.data.steps > 0
-        summary = _conclude(run_state) if keep else None
+        with Trackers(lambda: interrupts.pending) as trackers:
+            coordinator, goes_on = _coordinated(settings, interrupts, direct, listening, trackers, feed)
+            if coordinator.parser_ended is not None:  # with --help or a mistake, as when the script runs alone
+                worker, code = coordinator.parser_ended
+                _show_parsers_words(coordinator.run_state.settings, worker)
+                if not keep:
+                    undo(settings.folder, made)
+                raise SystemExit(code)
+            run_state = coordinator.run_state
+            keep = keep or run_state.shutdown.usage_error is None or run_state.data.steps > 0
+            summary = trackers.summary = _conclude(run_state) if keep else None
         if run_state.shutdown.usage_error is not None:
             raise ConfigError(run_state.shutdown.usage_error)
         assert summary is not None
@@ -149,6 +131,49 @@ def _run(
         if not keep:
             undo(settings.folder, made)
         raise
+
+
+def _coordinated(
+    settings: Settings,
+    interrupts: Interrupts,
+    direct: Direct | None,
+    listening: Listen | None,
+    trackers: Trackers,
+    feed: PageFeed | None,
+) -> tuple[Coordinator, bool]:
+    """Start all processes, coordinate, and end them. Return whether the run is to go on by itself, too."""
+    coordinator, goes_on = None, False
+    try:
+        with (
+            forked_zygote(partial(_let_go, interrupts, feed)) as zygote,
+            _noted(settings) as (settings, shared),
+            _meeting(settings, listening, partial(_let_go, interrupts, feed, zygote)) as meeting,
+            _stage(settings, interrupts) as (loop, output),
+            _gathered(settings, meeting, interrupts, loop, output) as (settings, others),
+        ):
+            if settings.resumed is not None:
+                settings = _cut(settings)
+            zygote.settle(packed(settings))
+            with _journal(settings) as journal:
+                fork = partial(fork_workers, settings=settings, zygote=zygote, folders=shared, pipes=settings.shows)
+                workers = Workers(loop, output, fork)
+                with trackers.started(settings, loop, output.say):
+                    coordinator = _conduct(
+                        settings, interrupts, workers, journal, loop, output, others, direct, trackers, feed
+                    )
+                shutdown = coordinator.run_state.shutdown
+                if others is not None:
+                    journal.moved(others.cpu_seconds)
+                journal.ended(shutdown.outcome, shutdown.error, stopped=shutdown.asked)
+                if others is not None:
+                    lacks_host = shutdown.lacks_host and shutdown.outcome == "failed"
+                    goes_on = lacks_host and settings.goes_on > 0 and any(whole(settings.folder))
+                    others.ended_with(shutdown, coordinator.parser_ended is not None, goes_on=goes_on)
+    except RunFailed as error:  # the ledger lacks something, and the summary must say so
+        if coordinator is None:
+            raise
+        coordinator.run_state.shutdown.break_off(str(error))
+    return coordinator, goes_on
 
 
 def _show_parsers_words(settings: Settings, worker: int) -> None:
@@ -161,10 +186,11 @@ def _show_parsers_words(settings: Settings, worker: int) -> None:
     sys.stderr.write(settings.log(worker).read_text(errors="replace"))
 
 
-def _let_go(interrupts: Interrupts, zygote: Zygote) -> None:
-    """In an agent's process, which was forked from this one."""
-    interrupts.let_go()
-    zygote.let_go()
+def _let_go(interrupts: Interrupts, feed: PageFeed | None, zygote: Zygote | None = None) -> None:
+    """In a process that was forked from this one: a worker's, or an agent's, which has inherited the zygote's, too."""
+    for inherited in (interrupts, feed, zygote):
+        if inherited is not None:
+            inherited.let_go()
 
 
 @contextmanager
@@ -286,7 +312,7 @@ def _journal(settings: Settings) -> Iterator[Journal]:
         ledger.close()
 
 
-def _coordinate(
+def _conduct(
     settings: Settings,
     interrupts: Interrupts,
     workers: Workers,
@@ -295,6 +321,8 @@ def _coordinate(
     output: WorkerOutput,
     others: HostRegistry | None,
     direct: Direct | None,
+    trackers: Trackers,
+    feed: PageFeed | None,
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()
@@ -310,7 +338,9 @@ def _coordinate(
 
         moment = 0.0 if settings.resumed is None else settings.resumed.state.at
         policy = RunPolicy(clock=loop.now if direct is None else None, moment=moment)
-        run_state = RunState(settings, workers, journal, output, loop, policy, others)
+        run_state = RunState(settings, workers, journal, output, loop, policy, others, trackers)
+        if feed is not None:
+            run_state.display.feed(feed)
         coordinator, shutdown = Coordinator(run_state, describe), run_state.shutdown
 
         def see_to_signals() -> None:
@@ -322,19 +352,7 @@ def _coordinate(
         see_to_signals()  # which came while the workers were forked
         if failure:
             shutdown.fail(failure)
-        try:
-            if direct is not None:
-                director = Director(coordinator)
-                direct(director, journal)
-                director.end()
-            else:
-                machine = run_state.snapshots.machine = settings.choice.machine()
-                drive(machine, coordinator.facts(), coordinator.carry_out, journal.record)
-        except (ProtocolViolation, RunFailed) as error:
-            if isinstance(error, ProtocolViolation) or shutdown.outcome != "interrupted":  # otherwise it was to end
-                shutdown.break_off(str(error))
-        except Exception as error:
-            shutdown.break_off(unforeseen(error, "head"))
+        _direct(coordinator, direct, journal)
         return coordinator
     finally:
         workers.end_all()
@@ -344,6 +362,24 @@ def _coordinate(
         end_adopted(strangers)  # programs in sessions of their own, which the end of a process group does not reach
         adopt_orphans(False)
         _remove_unfinished(settings.folder)
+
+
+def _direct(coordinator: Coordinator, direct: Direct | None, journal: Journal) -> None:
+    """Take the run to its end. An error ends it, and says why."""
+    run_state, shutdown = coordinator.run_state, coordinator.run_state.shutdown
+    try:
+        if direct is not None:
+            director = Director(coordinator)
+            direct(director, journal)
+            director.end()
+        else:
+            machine = run_state.snapshots.machine = run_state.settings.choice.machine()
+            drive(machine, coordinator.facts(), coordinator.carry_out, journal.record)
+    except (ProtocolViolation, RunFailed) as error:
+        if isinstance(error, ProtocolViolation) or shutdown.outcome != "interrupted":  # otherwise it was to end
+            shutdown.break_off(str(error))
+    except Exception as error:
+        shutdown.break_off(unforeseen(error, "head"))
 
 
 def _start(workers: Workers, here: Sequence[int], interrupts: Interrupts) -> str:

@@ -25,6 +25,7 @@ from paceline.coordinator.snapshots import Snapshots
 from paceline.coordinator.step_timing import StepTiming
 from paceline.coordinator.versions import RunVersions
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
+from paceline.display.trackers.feed import Trackers
 from paceline.host.cluster import Cluster
 from paceline.host.evaluator import Evaluator
 from paceline.host.memory_plan import plan
@@ -61,6 +62,7 @@ class RunState:
         loop: Loop,
         policy: RunPolicy,
         others: HostRegistry | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         """`workers` are those of this host. `others`: the other hosts, if there are any."""
         ledger = journal.ledger
@@ -130,7 +132,7 @@ class RunState:
             self.members, self.cluster, self.versions, journal, self.shutdown, output, self.evaluator
         )
         self.display = Display(
-            settings, self.members, self.cluster, journal.tally, self.evaluation, output, loop, self.clock
+            settings, self.members, self.cluster, journal.tally, self.evaluation, output, loop, self.clock, trackers
         )
 
     def adds(self, other: RemoteHost) -> None:

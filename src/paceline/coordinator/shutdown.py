@@ -29,6 +29,10 @@ GRACE = 2.0  # seconds that scripts have to end after SIGTERM or a failure: all 
 GRACE_AT_CTRL_C = 30.0  # seconds that scripts have to save and test what they have, after Ctrl-C
 GRACE_AT_LIMIT = 30.0  # seconds that scripts have to end after --max-steps or --max-seconds
 
+PATIENCE = 600.0
+"""Seconds after which a run with --max-seconds has failed if its training has not begun; more with a longer limit. The
+limit counts from the beginning of training, and a script that never comes to `prepare` must not run for ever."""
+
 OnLoss = Literal["auto", "continue", "stop"]
 
 
@@ -111,11 +115,23 @@ class Shutdown:
     # --- limits, targets and signals ----------------------------------------------------------------
 
     def begin(self) -> None:
-        """Count the run's seconds from now on."""
+        """Scripts begin. With --max-seconds, training has to begin in time."""
         if self._settings.max_seconds is not None:
-            resumed = self._settings.resumed
-            left = self._settings.max_seconds - (0.0 if resumed is None else resumed.state.at)
-            self._loop.after(max(0.0, left), lambda: self._reached("--max-seconds"))
+            patience = max(PATIENCE, self._settings.max_seconds)
+            self._loop.after(patience, lambda: self._has_begun(patience))
+
+    def _has_begun(self, patience: float) -> None:
+        """End the run if its training has not begun by now, so many seconds after its scripts."""
+        if not self._members.trained and not self.stopping:
+            late = f"training had not begun after {as_duration(patience)}, and --max-seconds asks for an end"
+            self.failed(late)
+            self._output.say(late)
+            self.conclude()
+
+    def training_begins(self, at: float) -> None:
+        """Training begins at that time of the run: count its seconds from now on."""
+        if self._settings.max_seconds is not None:
+            self._loop.after(max(0.0, self._settings.max_seconds - at), lambda: self._reached("--max-seconds"))
 
     def stepped(self, steps: int) -> None:
         """So many steps are in the model, or ordered to be."""
@@ -178,8 +194,6 @@ class Shutdown:
     def _reached(self, limit: str) -> None:
         if self.stopping:
             return
-        if not self._members.trained:
-            self.failed(f"{limit} was reached before training began")
         self._output.say(f"{limit} is reached: ending the run")
         self.conclude()
 

@@ -20,6 +20,7 @@ from paceline.coordinator.plateaus import Plateaus
 from paceline.coordinator.versions import RecordedVersions
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.machine import Machine
+from paceline.core.phrases import count
 from paceline.host.cluster import Cluster
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
@@ -260,7 +261,7 @@ class Snapshots:
             self._lacks[file] = why
         elif self._draft is not None and number == self._draft.number:
             if not self._draft.failed:
-                self._output.say(f"the snapshot after fact {self._draft.state.fact} can't be made: {why}")
+                self._output.say(f"the snapshot after {count(self._draft.state.steps, 'step')} can't be made: {why}")
             self._draft.failed = True
             self._draft.awaited.discard(file)
             self._seal_if_there()
@@ -326,8 +327,8 @@ class Snapshots:
             return
         if draft.keeps and not draft.failed and not any(map(draft.files.get, map(worker_file, self._next_steps))):
             draft.failed = True  # the scripts were ended before that
-            why = "no worker has packed what it keeps"
-            self._output.say(f"the snapshot after fact {draft.state.fact} can't be made: {why}")
+            why = "every script was ended before it could give what it keeps"
+            self._output.say(f"the snapshot after {count(draft.state.steps, 'step')} can't be made: {why}")
         if draft.failed or self._ledger.broken:  # the run's end says why its ledger is
             self._cluster.drop()
             self._newest, self._draft, self._stopped = draft.state.fact, None, False

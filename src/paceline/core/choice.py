@@ -160,6 +160,21 @@ class Choice:
     config: Any
     parts: tuple[Choice, ...] = ()
     """The protocols that it consists of, as `Spec.parts` names them."""
+    inside: tuple[str, Choice] | None = None
+    """Of a protocol around another one: the parameter that names that one, and that one."""
+
+    @property
+    def name(self) -> str:
+        """Its name for people, everywhere: as it is typed, with the parameters that differ from their defaults.
+
+        >>> from paceline.protocols import registry
+        >>> choose("ssp:bound=2", registry()).name, choose("ssp:bound=3", registry()).name
+        ('ssp:bound=2', 'ssp')
+        """
+        usual = declared(self.spec.config)
+        return typed(
+            self.spec.name, {key: value for key, value in self.parameters().items() if value != usual[key].default}
+        )
 
     def machine(self) -> Machine:
         """Return a fresh machine."""
@@ -172,8 +187,8 @@ class Choice:
     def to_plain(self) -> dict[str, Any]:
         """Return it for a run's `config.toml`: None as `none`, and parts with all of their parameters."""
         config = {name: "none" if value is None else value for name, value in self.parameters().items()}
-        parts = dict(zip(self.spec.parts, map(str, self.parts), strict=True))
-        return {"name": self.spec.name, "config": config | parts}
+        parts = [*zip(self.spec.parts, self.parts, strict=True), *([self.inside] if self.inside else [])]
+        return {"name": self.spec.name, "config": config | {key: str(part) for key, part in parts}}
 
     def outer(self, workers: int) -> Outer | None:
         """The outer optimizer that makes versions; None: the script's does, in the store or in the workers.
@@ -259,6 +274,7 @@ class Choice:
         )
 
     def __str__(self) -> str:
+        """With all parameters. What people read is `name`."""
         return typed(self.spec.name, self.parameters())
 
 
@@ -279,9 +295,9 @@ def choose(text: str, known: Mapping[str, Spec]) -> Choice:
         raise ConfigError(f"{name}: a part has an overlap, which no switch can end yet; leave out overlap")
     if spec.around is not None:
         (key,), (part,) = spec.parts, parts
-        return Choice(spec.around(config, part), replace(config, **{key: str(part)}))
-    named_briefly = {key: brief(part.spec, part.parameters()) for key, part in zip(spec.parts, parts, strict=True)}
-    return Choice(spec, replace(config, **named_briefly), parts)
+        return Choice(spec.around(config, part), replace(config, **{key: part.name}), inside=(key, part))
+    named_parts = {key: part.name for key, part in zip(spec.parts, parts, strict=True)}
+    return Choice(spec, replace(config, **named_parts), parts)
 
 
 def configured(name: str, kind: type[T], settings: Iterable[str]) -> T:
@@ -378,12 +394,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean "…"?)` if a known name is near, or an empty text."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
     return f' (did you mean "{close[0]}"?)' if close else ""
-
-
-def brief(spec: Spec, parameters: Mapping[str, Any]) -> str:
-    """Return the protocol as it is typed, with the parameters that differ from their defaults."""
-    usual = declared(spec.config)
-    return typed(spec.name, {key: value for key, value in parameters.items() if value != usual[key].default})
 
 
 def typed(name: str, config: Mapping[str, Any]) -> str:

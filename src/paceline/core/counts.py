@@ -54,9 +54,11 @@ class Counts:
         return tuple(one for one, count in self.finished.items() if count == self.least)
 
     def _vacate(self, count: int) -> None:
-        self.at[count] -= 1
-        if not self.at[count]:
-            del self.at[count]
+        left = self.at[count] - 1
+        if left:
+            self.at[count] = left
+            return
+        del self.at[count]
         if self.at:
             while self.least not in self.at:
                 self.least += 1

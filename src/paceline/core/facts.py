@@ -1,4 +1,4 @@
-"""Facts: what has happened, one frozen class for each. A machine knows the world only by facts.
+"""Facts: what has happened, one class for each, whose objects never change. A machine knows the world only by facts.
 
 `at` is in seconds since the run's start, by the coordinator's monotonic clock or the simulator's. A step number belongs
 to one worker and is never used twice. A version counts the updates applied to the parameters in the store. The initial
@@ -8,11 +8,12 @@ of that replica: its own steps, and the averages of its groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from paceline.core.values import value
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@value(frozen=True, slots=True, kw_only=True)
 class TrainingBegan:
     """A fresh machine starts, with these members at this version. Nothing is outstanding.
 
@@ -37,7 +38,7 @@ class TrainingBegan:
     """Groups that other parts of a protocol have ordered: the next one's number, which is unique in the run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class WorkerJoined:
     """A worker has joined, at any time. `step` is its next unused number."""
 
@@ -47,7 +48,7 @@ class WorkerJoined:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class WorkerLeft:
     """A worker has left, at any time. What it had not fully pushed will never arrive."""
 
@@ -57,7 +58,7 @@ class WorkerLeft:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class GradientReady:
     """A released step's gradient is computed, on this version."""
 
@@ -79,7 +80,7 @@ class GradientReady:
         return self.weight if self.weight is not None else self.samples or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class StepDeclined:
     """A released step has no data left to work on. The worker computes no more, unless it resumes."""
 
@@ -92,7 +93,7 @@ class StepDeclined:
     """It has data, but its round was ended by `EndRound` before this step. `paused` is true as well."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class UpdateArrived:
     """All bytes of this step's update are at the store."""
 
@@ -103,7 +104,7 @@ class UpdateArrived:
     """The number of the sum in which it arrived, with other updates of its host; None: it came by itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class ParametersTaken:
     """A pull has finished: the worker has this whole version."""
 
@@ -112,7 +113,7 @@ class ParametersTaken:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class ReduceFinished:
     """A group has averaged, and no member has died meanwhile.
 
@@ -123,7 +124,7 @@ class ReduceFinished:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class ReduceFailed:
     """A group could not average, and no member's replica has changed. `WorkerLeft` of the lost members comes first."""
 
@@ -132,7 +133,7 @@ class ReduceFailed:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class ReplicaCopied:
     """A joiner, or a worker that has resumed, has a copy of the source's replica, as it was when that was ordered.
 
@@ -144,7 +145,7 @@ class ReplicaCopied:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class WorkerResumed:
     """A worker that has declined a step goes on, and has to be released again.
 
@@ -156,7 +157,7 @@ class WorkerResumed:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class AlarmRang:
     """The time of `SetAlarm` is over. It rings once, also if nothing waits for it by then.
 

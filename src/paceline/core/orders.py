@@ -1,4 +1,4 @@
-"""Orders: what to do, one frozen class for each. A machine acts on the world only by orders.
+"""Orders: what to do, one class for each, whose objects never change. A machine acts on the world only by orders.
 
 Every order carries `why`, a reason whose sentence is in the protocol's `Spec.reasons`. Orders that differ only in `why`
 are equal.
@@ -6,15 +6,16 @@ are equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from paceline.core.reasons import Why
+from paceline.core.values import value
 
 UNSAID: Why = ("unsaid",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Release:
     """Compute this step on that version, and go on with further own steps if `steps` says so."""
 
@@ -89,7 +90,7 @@ class Release:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class EndRound:
     """Make no further step of the last release, from the next step's edge on.
 
@@ -101,7 +102,7 @@ class EndRound:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Hold:
     """Wait. `why` says what for."""
 
@@ -109,7 +110,7 @@ class Hold:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class StartPush:
     """Transfer this step's update to the store now, multiplied by `scale`."""
 
@@ -121,7 +122,7 @@ class StartPush:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class StartPull:
     """Transfer that version to the worker, without starting a step. `ParametersTaken` follows."""
 
@@ -130,7 +131,7 @@ class StartPull:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class ApplyUpdate:
     """Make `version` from these updates, summed in this order, as one atomic change."""
 
@@ -141,7 +142,7 @@ class ApplyUpdate:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class DropUpdate:
     """Never apply this step's update. Where workers own replicas, it was only in a lost replica."""
 
@@ -154,7 +155,7 @@ class DropUpdate:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class LeaveOut:
     """Leave this worker out until the next `SwitchProtocol`. Data set aside for it is free for the others."""
 
@@ -162,7 +163,7 @@ class LeaveOut:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class AdjustTraining:
     """Scale this worker's hyperparameters in the versions ordered from now on."""
 
@@ -174,7 +175,7 @@ class AdjustTraining:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class ShareOut:
     """From now on a round's batches are shared out like this. The user is told; `Release.batches` has each share."""
 
@@ -183,7 +184,7 @@ class ShareOut:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class SwitchProtocol:
     """Let that protocol decide from now on. Processes stay as they are, and so do parameters in a store.
 
@@ -204,7 +205,7 @@ class SwitchProtocol:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class StepReplica:
     """Step the worker's own optimizer on its own replica."""
 
@@ -217,7 +218,7 @@ class StepReplica:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class Reduce:
     """Let these members average, into scratch memory, so that either all get the mean or none.
 
@@ -236,7 +237,7 @@ class Reduce:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class CopyReplica:
     """Give this worker the source's replica and its optimizer's state, as they are now. `ReplicaCopied` follows.
 
@@ -250,7 +251,7 @@ class CopyReplica:
     why: Why = field(default=UNSAID, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class SetAlarm:
     """Ring after that time: `AlarmRang` follows. No order takes it back."""
 

@@ -36,8 +36,8 @@ REASONS = {
 """Sentences of the reasons that these machines share."""
 
 ANY_TIME: Why = ("any-time",)
-
-_OF_REPLICAS = (ReduceFinished, ReduceFailed, ReplicaCopied)
+OfWorker = GradientReady | UpdateArrived | ParametersTaken | StepDeclined | WorkerLeft | WorkerResumed
+"""Facts of a worker that is here."""
 
 
 def mean_of(weights: Mapping[tuple[int, int], float | None]) -> tuple[tuple[int, int, float], ...]:
@@ -134,26 +134,11 @@ class Roster:
 
         For a worker that left, this is its last seat. Raises ProtocolViolation without changing anything.
         """
-        if isinstance(fact, TrainingBegan):
-            self._begin(fact)
-            return None
-        if not self.began:
+        if not self.began and not isinstance(fact, TrainingBegan):
             raise ProtocolViolation(fact, "training has not begun")
-        if isinstance(fact, _OF_REPLICAS):
-            raise ProtocolViolation(fact, "there are no replicas where a parameter server has the parameters")
-        if isinstance(fact, WorkerJoined):
-            return self._join(fact)
-        if isinstance(fact, AlarmRang):
-            ring(self.alarms, fact)
-            return None
-        seat = self.seats.get(fact.worker)
-        if seat is None:
-            raise ProtocolViolation(fact, f"worker {fact.worker} is not here")
-        match fact:
-            case WorkerLeft():
-                del self.seats[fact.worker]
-                self.used[fact.worker] = seat.step
+        match fact:  # the three facts of every step first
             case GradientReady():
+                seat = self._seat(fact)
                 self._expect(fact, seat, fact.step, "computing")
                 if fact.version != seat.version:
                     raise ProtocolViolation(fact, f"its step was released on version {seat.version}")
@@ -161,24 +146,49 @@ class Roster:
                 if fact.step < seat.last:  # the worker goes on by itself
                     seat.since = fact.step if seat.since is None else seat.since
                     seat.step, seat.phase, seat.weight = fact.step + 1, "computing", None
-            case UpdateArrived(step=step) if step == seat.pushing:
-                seat.pushing = seat.first = None
             case UpdateArrived():
-                self._expect(fact, seat, fact.step, "pushing")
-                seat.phase, seat.since = "arrived", None
+                seat = self._seat(fact)
+                if fact.step == seat.pushing:
+                    seat.pushing = seat.first = None
+                else:
+                    self._expect(fact, seat, fact.step, "pushing")
+                    seat.phase, seat.since = "arrived", None
+            case ParametersTaken():
+                seat = self._seat(fact)
+                if seat.pulling is None or fact.version != seat.pulling:
+                    raise ProtocolViolation(fact, f"worker {fact.worker} is not pulling that version")
+                seat.pulling, seat.ahead = None, False
+            case TrainingBegan():
+                self._begin(fact)
+                return None
+            case WorkerJoined():
+                return self._join(fact)
+            case WorkerLeft():
+                seat = self._seat(fact)
+                del self.seats[fact.worker]
+                self.used[fact.worker] = seat.step
             case StepDeclined():
+                seat = self._seat(fact)
                 self._expect(fact, seat, fact.step, "computing")
                 seat.phase = "declined"
             case WorkerResumed():
+                seat = self._seat(fact)
                 if seat.phase != "declined":
                     raise ProtocolViolation(fact, f"it is {seat.phase} at step {seat.step}, and has declined none")
                 seat.phase = "parked"
                 if not seat.ahead:  # the parameters of the step that it declined have come, though no fact told it
                     seat.pulling = None
-            case ParametersTaken():
-                if seat.pulling is None or fact.version != seat.pulling:
-                    raise ProtocolViolation(fact, f"worker {fact.worker} is not pulling that version")
-                seat.pulling, seat.ahead = None, False
+            case AlarmRang():
+                ring(self.alarms, fact)
+                return None
+            case ReduceFinished() | ReduceFailed() | ReplicaCopied():
+                raise ProtocolViolation(fact, "there are no replicas where a parameter server has the parameters")
+        return seat
+
+    def _seat(self, fact: OfWorker) -> WorkerProgress:
+        seat = self.seats.get(fact.worker)
+        if seat is None:
+            raise ProtocolViolation(fact, f"worker {fact.worker} is not here")
         return seat
 
     def note(self, order: Release | StartPush | StartPull) -> None:
@@ -186,19 +196,27 @@ class Roster:
         seat = self.seats[order.worker]
         match order:
             case Release():
-                if seat.phase == "pushing":
-                    seat.pushing, seat.first, seat.since = seat.step, seat.since, None
-                seat.step, seat.last = order.step, order.last
-                seat.version, seat.phase, seat.weight = order.version, "computing", None
-                if order.parameters == "pull":
-                    seat.pulling, seat.ahead = order.version, False
+                self._released(seat, order)
             case StartPush():
-                if seat.phase == "ready" and order.step == seat.step:
-                    seat.phase = "pushing"
-                else:  # beside the next step's computation, or it has declined the next one
-                    seat.pushing, seat.first, seat.since = order.step, seat.since, None
+                self._pushed(seat, order.step)
             case StartPull():
                 seat.pulling, seat.ahead = order.version, True
+
+    @staticmethod
+    def _released(seat: WorkerProgress, order: Release) -> None:
+        if seat.phase == "pushing":
+            seat.pushing, seat.first, seat.since = seat.step, seat.since, None
+        seat.step, seat.last = order.step, order.last
+        seat.version, seat.phase, seat.weight = order.version, "computing", None
+        if order.parameters == "pull":
+            seat.pulling, seat.ahead = order.version, False
+
+    @staticmethod
+    def _pushed(seat: WorkerProgress, step: int) -> None:
+        if seat.phase == "ready" and step == seat.step:
+            seat.phase = "pushing"
+        else:  # beside the next step's computation, or it has declined the next one
+            seat.pushing, seat.first, seat.since = step, seat.since, None
 
     def release(
         self,
@@ -210,11 +228,12 @@ class Roster:
         overlap: int = 0,
     ) -> Release:
         """Note and return the order that starts the worker's next steps. Its last push may still be on its way."""
-        step = self.seats[worker].step + 1
+        seat = self.seats[worker]
+        step = seat.step + 1
         order = Release(
             worker=worker, step=step, version=version, parameters=parameters, steps=steps, overlap=overlap, why=why
         )
-        self.note(order)
+        self._released(seat, order)
         return order
 
     def push(self, worker: int, why: Why = ANY_TIME, scale: float = 1.0) -> StartPush:
@@ -223,7 +242,7 @@ class Roster:
         step = seat.unpushed
         assert step is not None
         order = StartPush(worker=worker, step=step, since=seat.first_of(step), scale=scale, why=why)
-        self.note(order)
+        self._pushed(seat, step)
         return order
 
     def pull(self, worker: int, version: int, why: Why) -> StartPull:

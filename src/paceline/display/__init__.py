@@ -1,1 +1,1 @@
-"""Progress of a run: on a terminal, as lines, and for TensorBoard."""
+"""What a run shows while it goes: on a terminal, as lines, and in trackers."""

@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.core.choice import brief
 from paceline.display.state import NAMED, WAITING, View, duration, named
 from paceline.host.worker_output import WorkerOutput
 from paceline.job.settings import Settings
@@ -66,7 +65,7 @@ class ProgressLines:
     def show(self, view: View) -> None:
         """Print the view, while any worker trains or evaluates."""
         if view.steps and (view.trains or view.evaluates):
-            self._output.say(line(view))
+            self._output.say_progress(line(view))
 
     def close(self) -> None:
         """Nothing is left to show."""
@@ -133,8 +132,7 @@ def shower(settings: Settings, output: WorkerOutput) -> Shower | None:
     if settings.quiet or settings.json:
         return None
     if redraws(sys.stdout, sys.stderr):
-        choice = settings.choice
-        return Screen(output, brief(choice.spec, choice.parameters()), settings.folder)
+        return Screen(output, settings.choice.name, settings.folder)
     return ProgressLines(output, settings.progress)
 
 

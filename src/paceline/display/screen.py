@@ -111,8 +111,8 @@ def _workers(view: View, width: int, most: int) -> list[Text]:
         return []
     alone = len(view.rows) <= most
     groups = [_Group([row], row.state) for row in view.rows] if alone else grouped(view.rows, most)
-    name = "loss" if view.logged is None else view.logged[0]
-    heads = ["steps", "steps/s", "lead", "stale", name]
+    name = None if view.logged is None else view.logged[0]
+    heads = ["steps", "steps/s", "lead", "stale", *([] if name is None else [name])]
     cells = [_numbers(group.rows, name) for group in groups[:most]]
     if not alone:
         heads = ["n", *heads]
@@ -169,15 +169,18 @@ def _place(group: _Group) -> tuple[bool, int, int]:
     return not group.awaited_by, rank, group.rows[0].worker
 
 
-def _numbers(rows: Sequence[Row], name: str) -> list[str]:
-    """Return steps, speed, lead, staleness and the logged value; of several workers as ranges or means."""
+def _numbers(rows: Sequence[Row], name: str | None) -> list[str]:
+    """Return steps, speed, lead, staleness and the logged value; of several workers as ranges or means.
+
+    `name`: what the value was logged as; None if nothing was logged, which then has no column.
+    """
     logged = [row.logged[1] for row in rows if row.logged is not None and row.logged[0] == name]
     return [
         _between([row.steps for row in rows]),
         f"{sum(row.speed for row in rows) / len(rows):.1f}",
         _between([row.lead for row in rows if row.lead is not None]),
         _between([row.stale for row in rows if row.stale is not None]),
-        f"{sum(logged) / len(logged):.4g}" if logged else "-",
+        *([] if name is None else [f"{sum(logged) / len(logged):.4g}" if logged else "-"]),
     ]
 
 

@@ -93,6 +93,12 @@ class View:
     evaluated: tuple[int, int] | None = None
     """How many of the recorded versions are evaluated; None during training."""
     scores: tuple[Score, ...] = ()
+    samples: int | None = None
+    """Samples in these steps; None if they are not counted."""
+    samples_speed: float | None = None
+    """Recent samples a second."""
+    epoch: tuple[int, int] | None = None
+    """The present epoch, from 1, and how many there are; None if unknown."""
 
     @property
     def left(self) -> float | None:
@@ -179,13 +185,13 @@ class Watch:
         self._cluster = cluster
         self._evaluation = evaluation
         self._reasons = reasons
-        self._before: deque[tuple[float, dict[int, int]]] = deque()
+        self._before: deque[tuple[float, dict[int, int], int | None]] = deque()
         self._curve = Curve()
 
     def begin(self, at: float) -> None:
         """Begin training at this moment, or go on. Speeds count from here."""
         self._before.clear()
-        self._before.append((at, self._steps()))
+        self._before.append((at, self._steps(), samples_of(self._tally)))
 
     def epoch_opened(self, samples: int, epochs: int | None, passes: int = 1) -> None:
         """Note the samples of a pass, the script's epochs, and the passes of an epoch."""
@@ -197,14 +203,15 @@ class Watch:
         """Return the view at this moment, in seconds since the run's start."""
         shares = self._tally.shares
         steps = self._steps()
-        for _, earlier in self._before:
+        samples = samples_of(self._tally)
+        for _, earlier, _ in self._before:
             earlier.update(
                 (worker, steps[worker]) for worker in steps.keys() - earlier.keys()
             )  # workers that joined later
         while len(self._before) > 1 and self._before[1][0] <= at - WINDOW:
             self._before.popleft()
-        then, before = self._before[0] if self._before else (at, steps)  # none before `begin`
-        self._before.append((at, steps))
+        then, before, had = self._before[0] if self._before else (at, steps, samples)  # none before `begin`
+        self._before.append((at, steps, samples))
         speeds = {worker: max(0, steps[worker] - before[worker]) / max(at - then, 1e-9) for worker in steps}
         counts = self._tally.model.counts
         leads = {worker: counts.lead(worker) if worker in counts.finished else None for worker in self._members}
@@ -237,7 +244,10 @@ class Watch:
             until=until,
             curve=tuple(self._curve.points),
             evaluated=self._evaluation.counts,
-            scores=self._scores(),
+            scores=scores_of(self._tally, self._settings.targets),
+            samples=samples,
+            samples_speed=None if samples is None or had is None else max(0, samples - had) / max(at - then, 1e-9),
+            epoch=epoch_of(self._tally, self.work, self.epochs),
         )
 
     def _steps(self) -> dict[int, int]:
@@ -249,10 +259,8 @@ class Watch:
         """Return the share done of what will end the run first, and its name."""
         tally, settings, shares = self._tally, self._settings, []
         if self.work:
-            counted = tally.counted and any(share.samples for share in tally.shares.values())
-            made = sum(share.samples for share in tally.shares.values()) if counted else tally.steps
             epochs = "" if self.epochs is None else f"{self.epochs} epoch{'s' if self.epochs > 1 else ''}"
-            shares.append((made / self.work, epochs))
+            shares.append((made_of(tally) / self.work, epochs))
         if settings.max_steps is not None:
             shares.append((tally.steps / settings.max_steps, f"--max-steps {settings.max_steps}"))
         if settings.max_seconds is not None:
@@ -264,22 +272,44 @@ class Watch:
         done, until = max(shares, key=lambda share: share[0])
         return min(1.0, done), until
 
-    def _scores(self) -> tuple[Score, ...]:
-        metrics = self._tally.metrics
-        if self._settings.targets:
-            return tuple(self._score(target) for target in self._settings.targets)
-        return tuple(Score(name, value) for name, value in metrics[max(metrics)].items()) if metrics else ()
 
-    def _score(self, target: Target) -> Score:
-        metrics, recorded = self._tally.metrics, self._tally.recorded_versions
-        values = [one[target.metric] for one in metrics.values() if math.isfinite(one.get(target.metric, math.nan))]
-        best = max if target.sign in (">", ">=") else min
-        met = [recorded[version][0] for version in sorted(metrics) if target.met_by(metrics[version])][:1]
-        if (logged := self._tally.logged.get(target.metric)) is not None:
-            values += logged.records
-            if (found := first_logged(target, logged.plain())) is not None:
-                met.append(found["at_seconds"])
-        return Score(target.metric, best(values, default=None), target.text, min(met, default=None))
+def scores_of(tally: Tally, targets: Sequence[Target]) -> tuple[Score, ...]:
+    """Return how far each target is reached; without targets, the metrics of the last evaluated version."""
+    metrics = tally.metrics
+    if targets:
+        return tuple(_score(tally, target) for target in targets)
+    return tuple(Score(name, value) for name, value in metrics[max(metrics)].items()) if metrics else ()
+
+
+def _score(tally: Tally, target: Target) -> Score:
+    metrics, recorded = tally.metrics, tally.recorded_versions
+    values = [one[target.metric] for one in metrics.values() if math.isfinite(one.get(target.metric, math.nan))]
+    best = max if target.sign in (">", ">=") else min
+    met = [recorded[version][0] for version in sorted(metrics) if target.met_by(metrics[version])][:1]
+    if (logged := tally.logged.get(target.metric)) is not None:
+        values += logged.records
+        if (found := first_logged(target, logged.plain())) is not None:
+            met.append(found["at_seconds"])
+    return Score(target.metric, best(values, default=None), target.text, min(met, default=None))
+
+
+def samples_of(tally: Tally) -> int | None:
+    """Return the samples in the applied updates; None if they are not counted."""
+    samples = sum(share.samples for share in tally.shares.values())
+    return samples if tally.counted and (samples or not tally.steps) else None
+
+
+def made_of(tally: Tally) -> int:
+    """Return what is done of the run's work: samples, or steps if samples are not counted."""
+    samples = samples_of(tally)
+    return tally.steps if samples is None else samples
+
+
+def epoch_of(tally: Tally, work: int | None, epochs: int | None) -> tuple[int, int] | None:
+    """Return the present epoch, from 1, and the number of epochs, which have so much work; None if unknown."""
+    if not work or not epochs:
+        return None
+    return min(epochs, made_of(tally) * epochs // work + 1), epochs
 
 
 def state(member: Member, pushing: bool = False) -> str:

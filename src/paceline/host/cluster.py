@@ -674,6 +674,10 @@ class Cluster:
         """Those of this host."""
         return self.workers_here.numbers
 
+    def workers_of(self, host: str) -> Sequence[int]:
+        """Those of that host; none if it is lost."""
+        return self.others.workers_of(host)
+
     @property
     def shards(self) -> Sequence[Shard]:
         """Who makes which range of each version. Empty: the head makes all of it, or nobody does."""

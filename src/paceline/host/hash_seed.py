@@ -18,8 +18,11 @@ SEEDS = 2**32
 """How many there are, from 0 on."""
 UNKNOWN = "unknown"
 """What is recorded where the process could not be started again."""
-WITHOUT_VALUE = frozenset(("--json", "--quiet", "--stop-at-target", "--tensorboard", "--trusted-network", "--yes"))
-"""Flags of `paceline run` that no value follows. Here as a list, since reading a command line imports more."""
+WITHOUT_VALUE = frozenset(("--json", "--quiet", "--stop-at-target", "--trusted-network", "--ui", "--yes"))
+"""Flags of `paceline run` that no value follows, or only sometimes. Here as a list, since reading a command line
+imports more."""
+PORT_MAY_FOLLOW = "--ui"
+"""The one of them that a number may follow."""
 ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _kept: list[int] = []
@@ -54,6 +57,8 @@ def of_a_command(words: Sequence[str], environ: Mapping[str, str] = os.environ) 
     they begin no run, or one of which a record tells more.
 
     >>> of_a_command(["run", "-n", "2", "--seed", "7", "train.py", "--seed", "3"], {})
+    7
+    >>> of_a_command(["run", "--ui", "8080", "--seed", "7", "train.py"], {})
     7
     >>> of_a_command(["run", "--resume", "runs/bsp"], {})
     """
@@ -103,6 +108,7 @@ def _before_script(words: Sequence[str]) -> Sequence[str]:
     """Return the words before the script, which need not be named *.py. The script's own follow it."""
     is_value = False
     for number, word in enumerate(words[1:], start=1):
+        is_value = is_value or (words[number - 1] == PORT_MAY_FOLLOW and word.isdecimal())
         if not is_value and (word == "--" or not word.startswith("-")):
             return words[:number]
         alone = word in WITHOUT_VALUE or "=" in word or (len(word) > 2 and not word.startswith("--"))  # as -n2 is

@@ -262,6 +262,9 @@ class Host:
         match message:
             case host_messages.CarryOut():
                 self.carry_out(message.order)
+            case host_messages.CarryOutReleases():
+                for order in message.orders:
+                    self.carry_out(order)
             case host_messages.VersionMade(version=version):
                 self.made(version)
             case host_messages.TellWorker(worker=worker, message=said, attached=attached):

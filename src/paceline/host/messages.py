@@ -5,11 +5,13 @@ See `host.host` for what a host does of it, and `host.other_hosts` for the head'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from paceline.core.orders import Order
+from paceline.core.orders import Order, Release
 from paceline.core.shards import Shard
 from paceline.core.state_edits import StateEdit
 from paceline.host.events import Attached, Averaged, AwaitsPlace, Computes, GivenUp, WorkerEnded, WorkerSaid
@@ -21,7 +23,7 @@ from paceline.records.times import FetchTimes
 from paceline.scenario.scenario import MOST_WORKERS
 from paceline.transfer.item_names import Fields
 
-_ORDERS = {kind.__name__: kind for kind in get_args(Order)}
+_ORDERS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Order)}
 
 
 End = Outcome | Literal["refused", "lost", "drained", "again"]
@@ -244,6 +246,31 @@ class CarryOut(Message):
         """The order. Raises `msgspec.ValidationError` or KeyError for what is none."""
         order: Order = msgspec.convert(self.fields, _ORDERS[self.kind])
         return order
+
+
+Permission = tuple[int, int, int, Literal["pull", "held", "eager", "own"], int, int, int, int, int, bool]
+_PERMITTED = ("worker", "step", "version", "parameters", "steps", "overlap", "batches", "progress", "pace", "cut")
+"""The fields of a `Release` that a host hears of, in this order."""
+_permission = attrgetter(*_PERMITTED)
+
+
+class CarryOutReleases(Message):
+    """Carry out these releases, in this order.
+
+    A round frees all workers at once, and a message for each would keep the last host waiting for all the others.
+    """
+
+    permissions: list[Permission]
+
+    @classmethod
+    def of(cls, orders: Sequence[Release]) -> CarryOutReleases:
+        """Return the message. A host does not ask why."""
+        return cls([_permission(order) for order in orders])
+
+    @property
+    def orders(self) -> list[Release]:
+        """The orders."""
+        return [_ORDERS["Release"](**dict(zip(_PERMITTED, fields, strict=True))) for fields in self.permissions]
 
 
 class VersionMade(Message):
@@ -476,6 +503,7 @@ FromHead = (
     | StandIn
     | Train
     | CarryOut
+    | CarryOutReleases
     | OfRange
     | OfSums
     | OfReplicas

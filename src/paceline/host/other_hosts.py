@@ -59,6 +59,8 @@ class OtherHosts:
         self.attachments = cluster.attachments
         self._awaited: dict[int, dict[str, RemoteHost]] = {}
         """By version that is not made: the hosts that were told an order about it."""
+        self._releasing: RemoteHost | None = None
+        """The only host with releases that it is still to be told."""
         self.made_at: dict[int, float] = {}
         """By version: when it was made. Those made last are remembered."""
         self.reports = RemoteReports(cluster, self, report, now)
@@ -130,7 +132,8 @@ class OtherHosts:
                 if one is not None and not one.left:  # else the machine is to hear of it
                     one.step = order.step if self._cluster.owns_replicas else None
                     one.host.turns_of(order.worker).released(order.step, order.version, order.steps)
-                    one.host.tell_of(order.worker, host_messages.CarryOut.of(order))
+                    if order.worker not in one.host.away:
+                        self._release(one.host, order)
             case Release() | StartPull():
                 one = self._workers.get(order.worker)
                 if one is not None and order.worker not in one.host.away:
@@ -143,7 +146,10 @@ class OtherHosts:
                         if order.parameters == "pull":
                             one.computes_on = order.version
                     self._needs(other, order.version)
-                    other.tell(host_messages.CarryOut.of(order))
+                    if isinstance(order, Release):
+                        self._release(other, order)
+                    else:
+                        other.tell(host_messages.CarryOut.of(order))
             case StartPush() | DropUpdate():
                 self.tell_worker(order.worker, host_messages.CarryOut.of(order))
             case ApplyUpdate(contributions=contributions):
@@ -155,6 +161,20 @@ class OtherHosts:
                     if (contributor := self._others.get(name)) is not None:
                         self._needs(contributor, order.version)
                         contributor.tell(host_messages.CarryOut.of(replace(order, contributions=tuple(own))))
+
+    def _release(self, other: RemoteHost, order: Release) -> None:
+        """Tell that host of the release, in one message with those of its workers that come right after."""
+        if self._releasing is not other:
+            self._tell_releases()
+            self._releasing = other
+        other.releases.append(order)
+        if len(other.releases) == 1:
+            self.directory.before_waiting(self._tell_releases)
+
+    def _tell_releases(self) -> None:
+        if (other := self._releasing) is not None:
+            self._releasing = None
+            other.tell_releases()
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now."""
@@ -241,6 +261,7 @@ class OtherHosts:
         other = self._others.pop(name, None)
         if other is None:
             return
+        other.releases.clear()
         self.moves.lost(name)
         self._cluster.aggregation.ends(name)
         self.shard_lost(name, f"it is lost ({why})")
@@ -448,6 +469,12 @@ class OtherHosts:
     def amiss(self, host: str, why: str) -> None:
         """The host does not give what it has: it is to be ended."""
         self.directory.amiss(host, why)
+
+    def workers_of(self, name: str) -> Sequence[int]:
+        """Return the workers of that host; none if it is lost."""
+        if name == self._cluster.name:
+            return self._cluster.workers
+        return self._others[name].workers if name in self._others else ()
 
     def host_of(self, worker: int) -> str:
         """The worker's host."""

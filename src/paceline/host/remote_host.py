@@ -19,8 +19,10 @@ class RemoteHost:
     name: str
     workers: range
     """None, if it only makes a range of each version."""
-    tell: Callable[[messages.Message], None]
+    send: Callable[[messages.Message], None]
     """Sends it a message of `host_messages.FromHead`. One that is lost gets nothing."""
+    releases: list[Release] = field(default_factory=list)
+    """Those of its workers that it is still to be told, in one message and before any other."""
     away: set[int] = field(default_factory=set)
     """Workers that ended with an earlier incarnation of the host, and have not begun again: this one knows nothing of
     them."""
@@ -41,6 +43,17 @@ class RemoteHost:
     def awaits_offer(self) -> bool:
         """Whether it is to say what the script has brought to `prepare` there."""
         return self.stands_in and self.offer is None
+
+    def tell(self, message: messages.Message) -> None:
+        """Send it this message of `host_messages.FromHead`, after all that it is still to be told."""
+        self.tell_releases()
+        self.send(message)
+
+    def tell_releases(self) -> None:
+        """Tell it the releases that it is still to be told."""
+        if self.releases:
+            releases, self.releases = self.releases, []
+            self.send(host_messages.CarryOutReleases.of(releases))
 
     def tell_of(self, worker: int, message: messages.Message) -> None:
         """Send it this about one of its workers, unless that is away."""
@@ -91,6 +104,9 @@ class HostDirectory(Protocol):
 
     def sums_lost(self, host: str, why: str) -> None:
         """The host adds up no updates any more, though it trains."""
+
+    def before_waiting(self, call: Callable[[], None]) -> None:
+        """Call this once, before the head waits for anything."""
 
     @property
     def leaving(self) -> Container[str]:

@@ -7,7 +7,7 @@ import errno
 import select
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -15,11 +15,16 @@ from typing import BinaryIO, TextIO
 from paceline.core.phrases import MOST, count, cut, printable, tame, workers_named
 from paceline.terminal import is_read
 
+FIRST = 0  # the worker whose output is shown by default
 LAST_LINES = 10  # of a dead worker's log
 LONGEST = 1 << 16  # bytes of a line that is not over yet, which are kept until it is
+SETTLING = 0.3
+"""Seconds that a shown worker has to print the traceback of another one that died, if its script fails there, too."""
+TRACEBACK = "Traceback (most recent call last):"
 GATHERING = 1.0  # seconds in which what happens to many workers is gathered for one line
 PIECE = select.PIPE_BUF // 4  # characters that a pipe takes at once if it takes any, at four bytes each
 LONGEST_LINE = 4000  # characters of a line of our own
+REMEMBERED = 40  # of these lines, for a reader that comes later
 MOST_KEPT = 1 << 30  # bytes of the log of a worker elsewhere, whose host may lie
 MOST_WORDS = 60  # lines of one host or one worker in so many seconds
 WORDS_WITHIN = 60.0
@@ -68,10 +73,15 @@ class WorkerOutput:
         """Workers whose log can't be written."""
         self._partial: dict[int, bytes] = {}
         self._tails: dict[tuple[str, ...], int] = {}
+        """By the last lines of a worker that died, the first one that had them."""
+        self._unsaid: list[int] = []
+        """Workers that died, whose last lines are still to be told."""
         self.printing = False
         """Whether a signal is to raise `Unread`: nothing else ends a wait for a pager or a stopped terminal."""
         self._unread: set[TextIO] = set()
         """The output that took no more in time, or when a signal came. Nothing is printed there until it does again."""
+        self.said = deque[str](maxlen=REMEMBERED)
+        """Our last lines, without those of progress."""
         self._words: Counter[str] = Counter()
         """How many lines there were of each host and worker, for a while."""
         self._said: Counter[tuple[str, str]] = Counter()
@@ -81,7 +91,13 @@ class WorkerOutput:
 
     def say(self, line: str) -> None:
         """Print one line of our own. What others have said is in some, and may be anything."""
-        self._print(f"paceline: {printable(cut(line, LONGEST_LINE))}\n", sys.stderr)
+        line = printable(cut(line, LONGEST_LINE))
+        self.said.append(line)
+        self.say_progress(line)
+
+    def say_progress(self, line: str) -> None:
+        """Print one line about how the run goes. It is not kept in `said`, as the next one replaces it."""
+        self._print(f"paceline: {line}\n", sys.stderr)
 
     def passes_on(self, who: str, line: str) -> None:
         """Print a line that this host or this worker has said. Of too many the rest is only counted."""
@@ -106,7 +122,7 @@ class WorkerOutput:
         self._show(worker, lines if data else rest + b"\n" if rest else b"", elsewhere)
 
     def died(self, worker: int, how: str, at: str) -> None:
-        """A worker has died: tell how, and its last words unless they are on the screen already."""
+        """A worker has died: tell how, and its last words unless they are on the screen, or about to be."""
         log = self.log(worker)
         others = f" died, too ({how}); what was printed there is in {log.parent}"
         if not self._say_of(worker, f"worker {worker} died ({how}){at}", ("", others)):
@@ -114,15 +130,33 @@ class WorkerOutput:
         if self.shows(worker):
             self.say(f"  what it printed is above, and in {log}")
             return
-        with contextlib.suppress(OSError):
-            tail = tuple(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-            if tail and tail in self._tails:
-                self.say(f"  its last lines are the same as worker {self._tails[tail]}'s; all of it: {log}")
+        self._unsaid.append(worker)
+        if self.after is not None and self.shows(FIRST):
+            self.after(SETTLING, self._say_last_lines)
+        else:
+            self._say_last_lines()
+
+    def _say_last_lines(self) -> None:
+        """Tell the last lines of the workers that have died. Those that are on the screen are not told again."""
+        workers, self._unsaid = self._unsaid, []
+        for worker in workers:
+            log, tail = self.log(worker), self._last_lines(worker)
+            same = self._tails.setdefault(_failure(tail), worker)
+            if same == worker and self.shows(FIRST) and _failure(self._last_lines(FIRST)) == _failure(tail):
+                same = FIRST
+            if tail and same != worker:
+                self.say(f"  its last lines are the same as worker {same}'s; all of it: {log}")
             elif tail:
-                self._tails[tail] = worker
                 self.say(f"  its last lines, of {log}:")
                 for line in tail:
+                    self.said.append(f"  | {tame(line)}")
                     self._print(f"  | {tame(line)}\n", sys.stderr)
+
+    def _last_lines(self, worker: int) -> tuple[str, ...]:
+        """Return the last lines of its log; none if there is no log."""
+        with contextlib.suppress(OSError):
+            return tuple(self.log(worker).read_text(errors="replace").splitlines()[-LAST_LINES:])
+        return ()
 
     def say_gathered(self) -> None:
         """Tell what happened to the workers that had no line of their own, in one line for all."""
@@ -132,6 +166,7 @@ class WorkerOutput:
 
     def close(self) -> None:
         """Print what is still to be said, and close the logs."""
+        self._say_last_lines()
         self._say_left_out()
         self.say_gathered()
         for log in self._logs.values():
@@ -210,3 +245,9 @@ class WorkerOutput:
                 raise Unread
             stream.write(text[first : first + PIECE])
             stream.flush()
+
+
+def _failure(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the last traceback in these lines, or all of them if there is none: progress before it may differ."""
+    starts = [place for place, line in enumerate(lines) if line == TRACEBACK]
+    return lines[starts[-1] :] if starts else lines

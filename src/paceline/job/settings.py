@@ -58,8 +58,8 @@ class Settings:
     """Whether to show no progress."""
     progress: float = 10.0
     """Seconds between two lines of progress."""
-    tensorboard: bool = False
-    """Whether to write logged and evaluated values for TensorBoard, too."""
+    log_to: tuple[str, ...] = ()
+    """The trackers that the run is logged to. See `display.trackers`."""
     compress: str | None = None
     """The codec of pushes, as the flag says; None: they go as they are. See `codecs.codec_of`."""
     learning_rate_scale: float = 1.0

@@ -26,6 +26,7 @@ these are the arguments, for which Linux allows some 2 MiB, and the scenario."""
 _FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "script": (str, Path),
     "arguments": (list, tuple),
+    "log_to": (list, tuple),
     "choice": (Choice.to_plain, lambda plain: choice_of({"protocol": plain}, registry())),
     "scenario": (to_plain, from_plain),
     "folder": (str, Path),

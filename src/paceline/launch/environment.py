@@ -27,6 +27,13 @@ NAME = rf"(?:[\w.-]|{NUMBERS})+"
 MOST_NODES = 65_536
 """The most nodes that a list may name. A damaged list could name billions."""
 
+RANKS = "PACELINE_RANKS"
+"""Set for a `paceline run` that has taken the place of an engine's processes: how many this host had."""
+ALONE = "PACELINE_ALONE"
+"""Set by a user whose processes each train a model of their own."""
+TASKS = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
+"""So many tasks, on so many nodes, in Slurm's list of tasks: `2(x3),1`."""
+
 OF_A_PYTORCHJOB = {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"}
 OF_ONE_PROCESS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -35,7 +42,7 @@ OF_ONE_PROCESS = (
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
     *("PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_ID", "SLURM_STEPID"),
-    *("SLURM_STEP_NUM_TASKS",),
+    *("SLURM_STEP_NUM_TASKS", RANKS),
 )
 """An engine's variables for one process. Many scripts that find these wrap their model in DDP, to join the engine's
 other processes. So workers don't get them."""
@@ -67,13 +74,55 @@ class Placement:
     """How often the engine has restarted this run, as far as it says."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The processes that an engine has started of one script. This process is one of them."""
+
+    engine: str
+    host: int
+    hosts: int
+    local: int
+    """The number of this process among those of this host."""
+    locals: int
+    """How many this host has."""
+    run: str
+    """The same for all processes of this host, and another one after a restart."""
+    environ: Mapping[str, str]
+    """For the `paceline run` that takes their place on this host."""
+
+
+def ranks(environ: Mapping[str, str]) -> Ranks | None:
+    """Return the processes that an engine has started of this script; None if this is the only one.
+
+    None under Ray Train, too, whose processes run a function. Raises ConfigError as `placement` does.
+    """
+    if environ.get(ALONE) == "1":
+        return None
+    local, locals_, one = _torchrun_ranks(environ) or _slurm_ranks(environ) or (0, 1, {})
+    environ = {**environ, **one, RANKS: str(locals_)}
+    found = placement(environ)
+    if found is None or found.engine == RAY or found.hosts * locals_ == 1:
+        return None
+    return Ranks(
+        engine=found.engine,
+        host=found.host,
+        hosts=found.hosts,
+        local=local,
+        locals=locals_,
+        run=f"{found.engine} {found.run} {found.host} {found.attempt}",
+        environ=environ,
+    )
+
+
 def placement(environ: Mapping[str, str]) -> Placement | None:
-    """Return where an engine has placed this process, or None without an engine, and on one host.
+    """Return where an engine has placed this process, or None without an engine.
+
+    None on one host, too, unless this process has taken the place of several.
 
     Raises ConfigError, in one line that names the variables, if they contradict each other or can't be read.
     """
     found = next(filter(None, (read(environ) for read in (_torchrun, _ray, _jobset, _slurm, _pytorchjob))), None)
-    return found if found is not None and found.hosts > 1 else None
+    return found if found is not None and (found.hosts > 1 or RANKS in environ) else None
 
 
 def without_engine(environ: Mapping[str, str]) -> dict[str, str]:
@@ -107,6 +156,44 @@ def _numbers(text: str) -> list[str]:
             raise ValueError(f'"{text}" is no list of nodes: a range goes up, over {MOST_NODES} numbers at most')
         found += (f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1))
     return found
+
+
+def _torchrun_ranks(environ: Mapping[str, str]) -> tuple[int, int, dict[str, str]] | None:
+    """Return this process's number on its host, how many there are, and what a single one would find."""
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return None
+    said = _Said(TORCHRUN, environ)
+    one = {
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "RANK": said.text("GROUP_RANK"),
+        "WORLD_SIZE": said.text("GROUP_WORLD_SIZE"),
+    }
+    return said.number("LOCAL_RANK"), said.number("LOCAL_WORLD_SIZE", least=1), one
+
+
+def _slurm_ranks(environ: Mapping[str, str]) -> tuple[int, int, dict[str, str]] | None:
+    """Return the same for a task of `srun`."""
+    said = _Said(SLURM, environ)
+    if "SLURM_STEP_ID" not in environ or said.number("SLURM_STEP_ID") >= FIRST_OWN_STEP:
+        return None
+    node, tasks, hosts = said.number("SLURM_NODEID"), *_slurm_counts(environ)
+    if said.number(tasks, least=1) == 1:
+        return None
+    listed = "SLURM_STEP_TASKS_PER_NODE" if "SLURM_STEP_TASKS_PER_NODE" in environ else "SLURM_TASKS_PER_NODE"
+    words = [TASKS.fullmatch(word) for word in said.text(listed).split(",")]
+    many = [int(word[1]) for word in words if word is not None for _ in range(min(int(word[2] or 1), MOST_NODES))]
+    if None in words or node >= len(many) or not many[node]:
+        raise said.unreadable(listed, "tasks of each node, such as 2(x3),1")
+    one = {"SLURM_LOCALID": "0", "SLURM_PROCID": str(node), tasks: said.text(hosts)}
+    return said.number("SLURM_LOCALID"), many[node], one
+
+
+def _slurm_counts(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the variables that count the step's tasks and its nodes."""
+    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    hosts = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
+    return tasks, hosts
 
 
 def _torchrun(environ: Mapping[str, str]) -> Placement | None:
@@ -173,10 +260,9 @@ def _slurm(environ: Mapping[str, str]) -> Placement | None:
     said = _Said(SLURM, environ)
     if "SLURM_STEP_ID" not in environ or (step := said.number("SLURM_STEP_ID")) >= FIRST_OWN_STEP:
         return None  # the job's script or shell, which srun has not started
-    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    if said.number(tasks, least=1) == 1:
+    tasks, hosts = _slurm_counts(environ)
+    if said.number(tasks, least=1) == 1 and RANKS not in environ:
         return None
-    hosts = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
     job, count = said.number("SLURM_JOB_ID"), said.number(hosts, least=1)
     if said.number(tasks) < count:
         raise said.contradict(tasks, hosts, why="there are fewer tasks than nodes")

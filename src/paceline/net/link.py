@@ -47,9 +47,9 @@ READ = 64 << 10
 """Bytes read from one connection before others have their turn."""
 MOST_WAITING = MOST_KEPT + (4 << 20)
 """Bytes that may wait for one connection: all unacknowledged messages, and beats and acknowledgements."""
-AT_ONCE = 64
-"""The most messages that are written together. Releasing 512 workers takes the head about 25 ms, and the first
-hosts need not wait for the last (benchmarks/results/scale.md)."""
+AT_ONCE = 16
+"""The most messages that are written together. A round of 512 workers on 64 hosts is a message for each host, and the
+first hosts need not wait for the last (benchmarks/results/scale.md)."""
 
 
 class HeadNews(Protocol):
@@ -196,6 +196,7 @@ class _Link(ABC, Generic[AnEnd]):
             most=MOST_WAITING,
             heard=lambda: self._heard(connection, stream),
             lost=partial(self._lost, connection),
+            urgent=True,
         )
         self._carry_out(self._connected(connection, end))
 

@@ -32,6 +32,8 @@ RECORD = 1 << 14
 """Bytes of the largest TLS record. One write comes in records of this size, but for the last one."""
 ACCEPTS = 16
 """Connections that are accepted in one turn of the loop."""
+URGENT = 6
+"""The priority (`TC_PRIO_INTERACTIVE`) of packets that go first where a link's queue has bands."""
 NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 ENDED = "the other end has closed it"
 LINES, LINES_WITHIN = 10, 60.0
@@ -74,8 +76,11 @@ class Stream:
         heard: Callable[[], object],
         lost: Callable[[str], object],
         drained: Callable[[], bool] | None = None,
+        urgent: bool = False,
     ) -> None:
         """`timeout`: seconds in which the other machine has to answer. `most`: bytes that may wait for room.
+
+        `urgent`: what is written goes before what other streams write.
 
         After `pump`, `drained` is called when there is room and nothing waits. It may write. It returns whether to call
         it again.
@@ -96,6 +101,8 @@ class Stream:
         self.closed = False
         end.setblocking(False)
         _set_options(end, timeout)
+        if urgent:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, URGENT)
         loop.watch(end, self._readable)
         self._hear_rest_soon()
 

@@ -7,12 +7,19 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from paceline.cli.report import PAGE
+from paceline.errors import ConfigError
 from paceline.files import read_file
+from paceline.notebook.page import Page
 from paceline.notebook.recorded import Run
 from paceline.notebook.tables import Frame, as_frame, table
 from paceline.records.comparison import COMPARISON, runs_of
+from paceline.records.reading import LEDGER
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Comparison:
@@ -74,16 +81,59 @@ class Comparison:
         rows = [self._row(row) for row in self._summary["protocols"]]
         return as_frame({name: [row[name] for row in rows] for name in (rows[0] if rows else ())}, frame)
 
+    def report(self, out: str | os.PathLike[str] | None = None) -> Page:
+        """Write the page that `paceline report` writes, and return it. In a notebook it shows itself.
+
+        Args:
+            out: The file (default: `report.html` in the comparison's folder).
+
+        Raises:
+            ConfigError: In one line, if the file can't be written.
+
+        Example:
+            >>> both.report("both.html")  # doctest: +SKIP
+            <Page /home/me/both.html>
+        """
+        from paceline.runs.report import report
+
+        path = self._folder / PAGE if out is None else Path(out).absolute()
+        report(self._with_ledgers(), path, lambda line: None)
+        return Page(path)
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Return a Matplotlib figure of a metric over time, with a curve for each run. In a notebook it shows itself.
+
+        Needs the extra `paceline[report]`.
+
+        Args:
+            metric: What `evaluate` returns or the script logs (default: the first; without any, the steps made).
+
+        Raises:
+            ConfigError: In one line, if Matplotlib is not installed, or there is no such metric.
+
+        Example:
+            >>> both.plot("accuracy").savefig("accuracy.png")  # doctest: +SKIP
+        """
+        from paceline.runs.report import plot
+
+        return plot(self._with_ledgers(), metric)
+
+    def _with_ledgers(self) -> list[Path]:
+        """Return the folders of all runs but the baseline's, which has no ledger."""
+        if shown := [folder for folder in self._runs if (folder / LEDGER).exists()]:
+            return shown
+        raise ConfigError(f"{self._folder}: plain DDP has no ledger to show; compare it with a protocol")
+
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(row['protocol'] for row in self._summary['protocols'])}>"
 
     def _repr_html_(self) -> str:
         """The comparison as a notebook shows it: the table that `paceline compare` prints."""
-        from paceline.cli.comparison_table import remarks, rows_of
+        from paceline.cli.comparison_table import remarks
+        from paceline.records.comparison_rows import rows_of
 
-        typed = {row["protocol"]: row["protocol"] for row in self._summary["protocols"]}
-        heads, rows = rows_of(self._summary, typed)
-        return table(repr(self).strip("<>"), heads, rows, remarks(self._summary, typed, self._folder))
+        heads, rows = rows_of(self._summary)
+        return table(repr(self).strip("<>"), heads, rows, remarks(self._summary, self._folder))
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         seconds, metric = row["seconds"], self._summary["metric"]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import tomli_w
 
@@ -17,7 +17,7 @@ from paceline.errors import DIVERGED, FAILED, INTERRUPTED, USAGE, ConfigError, R
 from paceline.files import read_json
 from paceline.notebook.child import CommandEnd, carry_out
 from paceline.notebook.comparison import Comparison
-from paceline.notebook.flags import parsed, words
+from paceline.notebook.flags import CompareFlags, RunFlags, parsed, words
 from paceline.notebook.recorded import Run
 from paceline.protocols import registry
 from paceline.records import kept
@@ -47,7 +47,7 @@ def run(
     quiet: bool = False,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    **flags: Any,
+    **flags: Unpack[RunFlags],
 ) -> Run:
     """Train a function or a script with several workers, as `paceline run` does, and return the run.
 
@@ -68,7 +68,7 @@ def run(
         target: A target such as `"accuracy>=0.95"`, or several.
         epochs: How many epochs the function trains, if its `prepare` does not say.
         max_steps: Updates after which the run ends.
-        max_seconds: Seconds after which the run ends.
+        max_seconds: Seconds of training after which the run ends.
         out: The run's folder (default: `runs/PROTOCOL-DATE-TIME`).
         quiet: Print nothing but what the workers print.
         args: The function's positional arguments, or the script's own words.
@@ -130,7 +130,7 @@ def compare(
     quiet: bool = False,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    **flags: Any,
+    **flags: Unpack[CompareFlags],
 ) -> Comparison:
     """Train a function or a script under several protocols, as `paceline compare` does, and return the comparison.
 
@@ -147,7 +147,7 @@ def compare(
         threads: Threads of each worker (default: cores / workers).
         target: What to come to, such as `"accuracy>=0.95"` (default: the run's end).
         epochs: How many epochs the function trains, if its `prepare` does not say.
-        max_seconds: Seconds after which each run ends.
+        max_seconds: Seconds of training after which each run ends.
         out: The comparison's folder (default: `runs/compare-DATE-TIME`).
         quiet: Print nothing but errors.
         args: The function's positional arguments, or the script's own words.

@@ -7,7 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.choice import brief
+from paceline.cli.report import PAGE
+from paceline.notebook.page import Page
 from paceline.notebook.tables import Frame, as_frame, table
 from paceline.protocols import registry
 from paceline.records.ledger import connect
@@ -16,6 +17,7 @@ from paceline.records.reading import LEDGER, open_run, reading
 from paceline.records.summary import MOMENT, Outcome, Summary, metric_text, metrics_of
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import Tensor
 
     from paceline.records.check import Checked
@@ -54,7 +56,7 @@ class Run:
         with closing(run.ledger), reading(run.folder):
             self._folder = run.folder
             self._config = dict(run.config)
-            self._brief = brief(run.choice.spec, run.choice.parameters())
+            self._protocol = run.choice.name
             self._simulated = run.simulated
             self._summary = summary_of(run)
 
@@ -188,6 +190,43 @@ class Run:
         with closing(run.ledger), reading(self._folder):
             return "\n".join(sentences(findings(run, worker, step)))
 
+    def report(self, out: str | os.PathLike[str] | None = None) -> Page:
+        """Write the page that `paceline report` writes, and return it. In a notebook it shows itself.
+
+        Args:
+            out: The file (default: `report.html` in the run's folder).
+
+        Raises:
+            ConfigError: In one line, if the file can't be written.
+
+        Example:
+            >>> paceline.Run(folder).report().path.name
+            'report.html'
+        """
+        from paceline.runs.report import report
+
+        path = self._folder / PAGE if out is None else Path(out).absolute()
+        report([self._folder], path, lambda line: None)
+        return Page(path)
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """Return a Matplotlib figure of a metric over time. In a notebook it shows itself.
+
+        Needs the extra `paceline[report]`.
+
+        Args:
+            metric: What `evaluate` returns or the script logs (default: the first; without any, the steps made).
+
+        Raises:
+            ConfigError: In one line, if Matplotlib is not installed, or there is no such metric.
+
+        Example:
+            >>> run.plot("accuracy").savefig("accuracy.png")  # doctest: +SKIP
+        """
+        from paceline.runs.report import plot
+
+        return plot([self._folder], metric)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the final parameters and buffers by the script's own names, on the CPU.
 
@@ -238,7 +277,7 @@ class Run:
         unit = "virtual s" if self._simulated else "s"
         workers = f"{summary['workers']} worker{'' if summary['workers'] == 1 else 's'}"
         done = f"{summary['steps']} steps in {summary['wall_seconds']:.1f} {unit}"
-        return f"{self._brief}: {self.status}, {workers}, {done}"
+        return f"{self._protocol}: {self.status}, {workers}, {done}"
 
     def _table(self, columns: tuple[str, ...], name: str, order: str, kind: Frame | None) -> Any:
         with reading(self._folder), closing(connect(self._folder / LEDGER)) as ledger:

@@ -13,9 +13,11 @@ of the replica's changes between the `Release` and the `StepReplica` of its step
 
 Ours:
 - Of the workers that begin, those at an even position are active, those at an odd one passive.
-- An active worker makes one exchange in each step. It asks as the step begins. A neighbour that is at another
-  exchange serves those that ask in turn (a conflict; the reason of the `Reduce` says so). The active worker steps only
-  when its exchange is done. A passive worker waits only for the end of an exchange that is running.
+- An active worker makes one exchange in each step. It asks as the step begins. With `overlap=false` it asks once its
+  gradient is ready, and waits, as in the baseline that other systems compare with. A passive worker computes on in both
+  cases. A neighbour that is at another exchange serves those that ask in turn (a conflict; the reason of the `Reduce`
+  says so). The active worker steps only when its exchange is done. A passive worker waits only for the end of an
+  exchange that is running.
 - In a ring of an odd number the first and the last are both active: that edge is left out.
 - A worker that has left, or has no data left, is not asked any more. In a ring the next passive worker in that
   direction is asked instead. An active worker without a passive one to ask trains alone. So does a passive worker that
@@ -57,11 +59,15 @@ from paceline.core.rng import Rng
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Which workers are neighbours."""
+    """Which workers are neighbours, and when they average."""
 
     topology: Literal["bipartite-ring", "bipartite-complete"] = parameter(
         "bipartite-ring",
         "which workers an active one averages with: one of the two passive ones beside it in the ring of all, or any",
+    )
+
+    overlap: bool = parameter(
+        True, "whether an active worker's exchange goes on while it computes, or begins once its gradient is ready"
     )
 
     def __post_init__(self) -> None:
@@ -108,7 +114,9 @@ class Machine:
                 assert seat is not None
                 if seat.group is not None or self.actives.get(worker) is not None:
                     return (self._hold(worker),)
-                return self._step(worker)
+                asks = () if self.config.overlap or worker not in self.actives else self._ask(worker)
+                waits = seat.group is not None or self.actives.get(worker) is not None
+                return (*asks, self._hold(worker)) if waits else self._step(worker)
             case StepDeclined(worker=worker):
                 return self._retire(worker)
             case WorkerLeft(worker=worker):
@@ -135,7 +143,7 @@ class Machine:
         self.passives = workers[1::2]
         self.queues = {worker: {} for worker in self.passives}
         releases = [self.replicas.release(worker, ("began",)) for worker in workers]
-        return (*releases, *(order for worker in self.actives for order in self._ask(worker)))
+        return (*releases, *(order for worker in self.actives for order in self._ask_ahead(worker)))
 
     def _begin_alone(self) -> tuple[Order, ...]:
         alone = self.replicas.begin_alone()
@@ -149,13 +157,17 @@ class Machine:
             self.queues[worker] = {}
             return (release,)
         self.actives[worker] = None
-        return (release, *self._ask(worker))
+        return (release, *self._ask_ahead(worker))
 
     def _step(self, worker: int) -> tuple[Order, ...]:
         """Apply the worker's gradient to its replica as that is now. It computes on; an active one asks once more."""
         why: Why = ("own-gradient", self.replicas.seats[worker].step)
         orders = (self.replicas.apply(worker, why), self.replicas.release(worker, why))
-        return (*orders, *self._ask(worker)) if worker in self.actives else orders
+        return (*orders, *self._ask_ahead(worker)) if worker in self.actives else orders
+
+    def _ask_ahead(self, active: int) -> tuple[Order, ...]:
+        """An active worker begins a step. It asks for its exchange now, if that may go on meanwhile."""
+        return self._ask(active) if self.config.overlap else ()
 
     def _ask(self, active: int, queued: bool = False) -> tuple[Order, ...]:
         """Draw a neighbour. If it is free the exchange begins, else the active worker queues for it."""

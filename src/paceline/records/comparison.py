@@ -9,10 +9,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from paceline.core.choice import Choice
 from paceline.errors import ConfigError
 from paceline.files import read_json
+from paceline.records.harm import harm, late
 from paceline.records.optimum import PARTS, over_best
-from paceline.records.summary import Summary, Target, first_logged, metrics_of
+from paceline.records.summary import Summary, Target, first_logged, last_logged, metrics_of
 
 COMPARISON = "compare.json"
 """The file that makes a folder a comparison's."""
@@ -74,8 +76,8 @@ def seconds_to(target: Target, summary: Summary) -> float | None:
 def final(metric: str, summary: Summary) -> float | None:
     """Return the metric of the last version, or its last logged value. None: there is none, or it is not finite."""
     last = summary["evaluations"][-1] if summary["evaluations"] else {}
-    logged = summary.get("logged", {}).get(metric)
-    value: float | None = last.get(metric) if metric in last or logged is None else logged["last"]["value"]
+    logged = last_logged(summary).get(metric)
+    value: float | None = last.get(metric) if metric in last or logged is None else logged["value"]
     return value
 
 
@@ -86,8 +88,28 @@ def waiting(summary: Summary) -> float | None:
     return math.fsum(row["wait_seconds"] for row in rows) / total if total else None
 
 
-def plain_run(summary: Summary, target: Target | None, metric: str | None) -> dict[str, Any]:
-    """Return the values of one run that are compared."""
+def first(metric: str, summary: Summary) -> float | None:
+    """Return the metric of the first version with metrics, or its first logged value. None as in `final`."""
+    evaluated = next((row[metric] for row in summary["evaluations"] if metric in row), None)
+    logged = summary.get("scalars", {}).get(metric)
+    return evaluated if logged is None or evaluated is not None else logged["first"]["value"]
+
+
+def chief_metric(summary: Summary) -> str | None:
+    """Return the metric by which runs are compared without a target: an evaluated one, or else one that is logged.
+
+    Of those that a script logs, an accuracy comes first, then a value of validation data, then a loss.
+    """
+    if evaluated := metrics_of(summary["evaluations"]):
+        return evaluated[0]
+    names = list(last_logged(summary))
+    return next((name for part in ("acc", "val", "loss", "") for name in names if part in name.lower()), None)
+
+
+def plain_run(
+    summary: Summary, target: Target | None, metric: str | None, choice: Choice | None = None
+) -> dict[str, Any]:
+    """Return the values of one run that are compared. A `choice` of None is none of our protocols."""
     completed = summary["outcome"] == "completed"
     return {
         "outcome": summary["outcome"],
@@ -95,14 +117,18 @@ def plain_run(summary: Summary, target: Target | None, metric: str | None) -> di
         "wall_seconds": summary["wall_seconds"],
         "seconds_to_target": None if target is None else seconds_to(target, summary),
         "samples_per_second": summary["samples_per_second"] if completed else None,
+        "first": first(metric, summary) if metric is not None else None,
         "final": final(metric, summary) if metric is not None else None,
         "waiting": waiting(summary),
         "over_best": over_best(summary),
         "staleness": {"mean": summary["staleness"]["mean"], "max": summary["staleness"]["max"]},
+        "workers": summary["workers"],
+        "late": choice is not None and late(summary, choice),
+        "harm": [] if choice is None else harm(summary, choice),
     }
 
 
-def compared(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, target: bool) -> list[dict[str, Any]]:
+def compared(runs: Mapping[str, Mapping[Any, Mapping[str, Any]]], *, target: bool) -> list[dict[str, Any]]:
     """Return one row for each protocol, in order. `runs`: by protocol and seed, from `plain_run`.
 
     `seconds` is the time to the target, of the runs that met it. Without a target it is the whole time of completed
@@ -156,7 +182,7 @@ def _seconds(run: Mapping[str, Any], target: bool) -> float | None:
     return run["wall_seconds"] if run["outcome"] == "completed" else None
 
 
-def _speed_up(first: Mapping[int, float | None], this: Mapping[int, float | None]) -> float | None:
+def _speed_up(first: Mapping[Any, float | None], this: Mapping[Any, float | None]) -> float | None:
     pairs = [(one, other) for seed, one in first.items() if one and (other := this.get(seed))]
     if not pairs:
         return None

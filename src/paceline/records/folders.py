@@ -16,7 +16,7 @@ from typing import Any
 from paceline.core.phrases import error_line
 from paceline.files import opened_record, read_json, read_record
 from paceline.records.reading import HEAD, LEDGER, MALFORMED, SUMMARY, is_written
-from paceline.records.summary import Target, metrics_of, values_of
+from paceline.records.summary import Target, last_logged, metrics_of, values_of
 
 UNREADABLE = OSError, *MALFORMED
 CONFIG, VERSIONS = "config.toml", "versions"
@@ -48,7 +48,7 @@ class Listed:
     steps: int | None = None
     seconds: float | None = None
     metrics: Mapping[str, float | None] | None = None
-    """Of the last evaluated version."""
+    """Of the last evaluated version; of other metrics, the last logged value."""
     targets: Mapping[str, float | None] | None = None
     """By target: the seconds after which it was met."""
     best: Mapping[str, float | None] | None = None
@@ -140,12 +140,14 @@ def _came_to(summary: Mapping[str, Any]) -> dict[str, Any]:
         values = values_of(target.metric, dict(summary))
         best[text] = None if not values else max(values) if target.sign[0] == ">" else min(values)
     last = evaluations[-1] if evaluations else {}
+    metrics = {name: last[name] for name in metrics_of([last])}
+    metrics = {name: row["value"] for name, row in last_logged(summary).items()} | metrics
     return {
         "status": outcome,
         "error": None if summary["error"] is None else str(summary["error"]),
         "steps": int(summary["steps"]),
         "seconds": float(summary["wall_seconds"]),
-        "metrics": {name: None if last[name] is None else float(last[name]) for name in metrics_of([last])},
+        "metrics": {name: None if value is None else float(value) for name, value in metrics.items()},
         "targets": targets,
         "best": best,
     }

@@ -25,6 +25,8 @@ from paceline.core.machine import Spec
 
 PARTS = ("compute", "wait", "transfer", "other")
 """What a worker's time in a run consists of."""
+UNKNOWN = "× best is unknown (-) for ddp, for protocols that switch or make own steps, and if a worker made no gradient"
+"""What a table says below if some of its runs have no such ratio."""
 GRADIENTS = 5000
 """How many gradients an estimate of `ringmaster` plays through."""
 

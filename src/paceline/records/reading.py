@@ -167,6 +167,8 @@ def measure(
     at("scalars")
     for row in logged_of(ledger, metrics):
         tally.logs(*row)
+    for row in logged_ends(ledger):
+        tally.logs_any(*row)
     at("consensus")
     for row in ledger.execute("SELECT version, at, distance FROM consensus ORDER BY rowid"):
         tally.consensus(*row)
@@ -175,14 +177,26 @@ def measure(
         tally.undone_before += undone
 
 
-def logged_of(
-    ledger: sqlite3.Connection, metrics: Collection[str]
-) -> Iterator[tuple[str, int, int, int, float, float]]:
-    """Yield logged values of these metrics, in order: metric, worker, step, version, moment and value.
+LoggedValue = tuple[str, int, int, int, float, float]
+"""Metric, worker, step, version, moment and value. The version is the one that the worker's step was released on."""
 
-    The version is the one that the worker's step was released on.
-    """
+
+def logged_of(ledger: sqlite3.Connection, metrics: Collection[str]) -> Iterator[LoggedValue]:
+    """Yield logged values of these metrics, in order."""
     names = sorted(set(metrics))
+    if names:
+        yield from _logged(ledger, f"name IN ({', '.join('?' * len(names))})", names)
+
+
+def logged_ends(ledger: sqlite3.Connection) -> Iterator[LoggedValue]:
+    """Yield the first and the last logged value of every metric, in order."""
+    if ledger.execute("SELECT 1 FROM scalars LIMIT 1").fetchone():
+        ends = "SELECT min(rowid) AS row FROM scalars GROUP BY name UNION SELECT max(rowid) FROM scalars GROUP BY name"
+        yield from _logged(ledger, f"scalars.rowid IN ({ends})", ())
+
+
+def _logged(ledger: sqlite3.Connection, condition: str, values: Sequence[str]) -> Iterator[LoggedValue]:
+    """Yield the logged values for which this condition of SQL holds, in order."""
     rows = ledger.execute(
         f"""
         WITH RECURSIVE released (worker, step, version, id, further) AS (
@@ -192,9 +206,9 @@ def logged_of(
         )
         SELECT name, worker, step, version, at, value FROM scalars
         JOIN (SELECT worker, step, version, max(id) FROM released GROUP BY worker, step) USING (worker, step)
-        WHERE name IN ({", ".join("?" * len(names))}) ORDER BY scalars.rowid
+        WHERE {condition} ORDER BY scalars.rowid
         """,
-        names,
+        values,
     )
     for *row, value in rows:
         yield (*row, math.nan if value is None else value)

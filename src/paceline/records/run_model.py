@@ -24,13 +24,20 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Reduce, Release, StartPush, StepReplica, SwitchProtocol
+from paceline.core.orders import (
+    ApplyUpdate,
+    DropUpdate,
+    Hold,
+    Order,
+    Reduce,
+    Release,
+    StartPush,
+    StepReplica,
+    SwitchProtocol,
+)
 from paceline.core.reasons import Why
 from paceline.records.update_outcomes import Fate, UpdateOutcomes
 from paceline.records.waits import Waits, WorkerWait
-
-_TOLD = frozenset({ApplyUpdate, DropUpdate, Reduce, StepReplica, SwitchProtocol})
-"""The few kinds of orders that decide about updates or change the protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,28 +166,26 @@ class RunModel:
                 self._leave(fact.worker, fact.at, fact.reason)
                 self._takes_part(fact.worker, None)
         for order in orders:
-            if type(order) not in _TOLD:
-                if type(order) is StartPush and order.since is not None:
-                    self.outcomes.order(order)
-                elif type(order) is Release:
+            match order:
+                case Release():
                     self.released[order.worker] = order.batches
                     self.several = self.several or order.batches > 1
-                continue
-            outcomes += self.outcomes.order(order)
-            match order:
+                case StartPush():
+                    if order.since is not None:
+                        self.outcomes.order(order)
                 case ApplyUpdate():
+                    outcomes += self.outcomes.order(order)
                     self.versions += 1
+                case Hold():
+                    pass
+                case DropUpdate() | Reduce():
+                    outcomes += self.outcomes.order(order)
                 case StepReplica():
+                    outcomes += self.outcomes.order(order)
                     advanced.append(order.worker)
                 case SwitchProtocol():
-                    waiting = {worker for worker, _, _ in order.members}
-                    pause = fact.at - order.since
-                    switch = Switch(
-                        to=order.to, since=order.since, at=fact.at, why=order.why, waiting=waiting, pause=pause
-                    )
-                    if order.version is not None:
-                        switch.first = {worker: step for worker, _, step in order.members}
-                    self.switches.append(switch)
+                    outcomes += self.outcomes.order(order)
+                    self._switch(order, fact.at)
         if advanced:
             advanced = [worker for worker in advanced if worker in self.counts.finished]
             for worker in advanced:
@@ -225,6 +230,14 @@ class RunModel:
         self.head = next((host for _, host, _ in fact.members), "")
         for worker, host, _ in fact.members:
             self._enter(worker, host, fact.at)
+
+    def _switch(self, order: SwitchProtocol, at: float) -> None:
+        waiting = {worker for worker, _, _ in order.members}
+        pause = at - order.since
+        switch = Switch(to=order.to, since=order.since, at=at, why=order.why, waiting=waiting, pause=pause)
+        if order.version is not None:
+            switch.first = {worker: step for worker, _, step in order.members}
+        self.switches.append(switch)
 
     def _enter(self, worker: int, host: str, at: float) -> None:
         self.counts.enter(worker)

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.choice import Choice, choose, written
+from paceline.core.choice import Choice, choose, typed, written
 from paceline.core.machine import Spec
 from paceline.core.phrases import count
+from paceline.errors import ConfigError
 
 PLACEMENT = "placement"
 """The note of the hosts that make versions, if several do: by host the first byte of its range, and the byte after its
@@ -173,3 +174,14 @@ def choice_of(config: Mapping[str, Any], known: Mapping[str, Spec]) -> Choice:
         f"{key}={value if isinstance(value, str) else written(value)}" for key, value in recorded.items()
     )
     return choose(f"{name}:{settings}" if settings else name, known)
+
+
+def name_of(protocol: Mapping[str, Any], known: Mapping[str, Spec]) -> str:
+    """Return the name for people of a recorded protocol, whose name and parameters a configuration or a summary has.
+
+    One that is not known here, or whose parameters are not, keeps all of them.
+    """
+    try:
+        return choice_of({"protocol": protocol}, known).name
+    except ConfigError:
+        return typed(protocol["name"], protocol["config"])

@@ -12,7 +12,7 @@ import operator
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,6 +110,14 @@ class Logged:
 
 
 @dataclass(slots=True)
+class Ends:
+    """The first and the last logged value of one metric, each with its moment."""
+
+    first: dict[str, Any]
+    last: dict[str, Any]
+
+
+@dataclass(slots=True)
 class WorkerTotals:
     """One worker's sums over the run."""
 
@@ -160,6 +168,8 @@ class Tally:
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     logged: dict[str, Logged] = field(default_factory=dict)
     """By metric of a target."""
+    ends: dict[str, Ends] = field(default_factory=dict)
+    """By logged metric, whether or not a target names it."""
     distances: list[tuple[int, float, float]] = field(default_factory=list)
     """(version, at, distance) of `consensus`."""
     exchanges: defaultdict[str, Exchange] = field(default_factory=lambda: defaultdict(Exchange))
@@ -178,8 +188,9 @@ class Tally:
             elif not isinstance(outcome, Undone) and outcome.lost is not None:
                 self._count(outcome.lost, -1)
         for worker in moment.advanced:
-            share = self.shares[worker]
-            share.max_lead = max(share.max_lead, self.model.counts.lead(worker))
+            share, lead = self.shares[worker], self.model.counts.lead(worker)
+            if lead > share.max_lead:
+                share.max_lead = lead
         return moment
 
     def undone(self, worker: int, step: int) -> None:
@@ -191,7 +202,8 @@ class Tally:
     def step_times(self, worker: int, step: int, times: StepTimes) -> None:
         """Add a finished step's times."""
         self.shares[worker].times.add(times)
-        self.model.computed(worker, step, times.began)
+        if self.model.switches:
+            self.model.computed(worker, step, times.began)
 
     def fetched(self, fetch: FetchTimes) -> None:
         """Count a fetch between hosts."""
@@ -221,6 +233,11 @@ class Tally:
     def logs(self, metric: str, worker: int, step: int, version: int, at: float, value: float) -> None:
         """Add a logged value of a target's metric."""
         self.logged.setdefault(metric, Logged()).add(worker, step, version, at, value)
+
+    def logs_any(self, metric: str, worker: int, step: int, version: int, at: float, value: float) -> None:
+        """Add a logged value of any metric, of which the first and the last are kept."""
+        row = {"at_seconds": at, "value": value, "version": version, "worker": worker, "step": step}
+        self.ends.setdefault(metric, Ends(row, row)).last = row
 
     def consensus(self, version: int, at: float, distance: float) -> None:
         """Add how far the replicas were from their mean, which is this recorded version. See `Ledger.consensus`."""
@@ -303,6 +320,7 @@ class Tally:
                 if version in self.metrics
             ],
             **({"logged": {metric: one.plain() for metric, one in self.logged.items()}} if self.logged else {}),
+            **({"scalars": {metric: asdict(one) for metric, one in self.ends.items()}} if self.ends else {}),
             "targets": {target.text: self._first(target) for target in targets},
             "segments": 0 if model.began is None else 1 + len(model.resumed),
             "undone": {
@@ -425,6 +443,12 @@ def first_logged(target: Target, logged: Mapping[str, Any]) -> dict[str, Any] | 
     found = next((row for row in rows if target.met_by({target.metric: row["value"]})), None)
     # that version's samples are not known
     return None if found is None else {**found, "samples": None}
+
+
+def last_logged(summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the last logged value of each metric, with its moment. Earlier versions noted targets' metrics alone."""
+    found = {metric: one["last"] for metric, one in summary.get("logged", {}).items()}
+    return found | {metric: one["last"] for metric, one in summary.get("scalars", {}).items()}
 
 
 def values_of(metric: str, summary: Summary) -> list[float]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from paceline.core.items import Item, Mean, Partial, Replica, Sum, Update, Version
+from paceline.core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class StepTimes:
     """The parts of one step, in seconds. `began` counts from the run's start.
 
@@ -48,7 +50,8 @@ class StepTotals:
         self.compute += times.compute
         self.wait += times.wait
         self.transfer += times.push + times.pull
-        self.add_copies(times)
+        if times.to_device is not None or times.from_device is not None:
+            self.add_copies(times)
 
     def add_copies(self, times: StepTimes | StepTotals) -> None:
         if times.to_device is not None:
@@ -67,7 +70,7 @@ class StepTotals:
         return (self.to_device, self.from_device) != (None, None)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class TransferTimes:
     """A transfer in the network's model, and when the run acted on its end, in seconds since the run's start."""
 
@@ -76,7 +79,7 @@ class TransferTimes:
     delivered: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(frozen=True, slots=True, kw_only=True)
 class FetchTimes:
     """An item that one host has fetched from another. The ledger's table `fetches` explains its moments."""
 
@@ -144,15 +147,19 @@ def _named(item: Item) -> tuple[str, int | None, int | None]:
     return "other", None, None
 
 
+_began = itemgetter(1)
+
+
 def exposed(transfers: Iterable[tuple[str, float, float]], since: float, until: float) -> tuple[float, float]:
     """Return the seconds of pushes and of pulls between `since` and `until`, while a worker waited.
 
     `transfers`: (direction, began, ended). Where two overlap, only the one that began first counts.
     """
     seconds = {"push": 0.0, "pull": 0.0}
-    for direction, began, ended in sorted(transfers, key=lambda transfer: transfer[1]):
+    for direction, began, ended in sorted(transfers, key=_began):
         since = max(since, began)
-        if min(until, ended) > since:
-            seconds[direction] += min(until, ended) - since
-            since = min(until, ended)
+        end = min(until, ended)
+        if end > since:
+            seconds[direction] += end - since
+            since = end
     return seconds["push"], seconds["pull"]

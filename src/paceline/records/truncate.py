@@ -21,7 +21,7 @@ from paceline.files import to_disk
 from paceline.records.ledger import MARKED, SCHEMA, TABLES, connect
 from paceline.records.reading import LEDGER, SUMMARY, is_written
 from paceline.records.segments import ASKED, OF_ONE, Stretch, undone_before
-from paceline.records.snapshots import Snapshot, newest
+from paceline.records.snapshots import SNAPSHOTS, Snapshot, newest
 
 _LAST_STEPS = """
     CREATE TEMP TABLE last_steps AS SELECT worker, max(step) AS step FROM (
@@ -127,7 +127,7 @@ def _cut(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> Cut
 
 def _look_at(folder: Path, ledger: sqlite3.Connection, point: dict[str, int]) -> None:
     """Raise ConfigError if the ledger lacks a part of the snapshot, as a killed run loses its last moments."""
-    what = f"{folder}: its ledger has not all of the snapshot after fact {point['fact']}"
+    what = f"{folder}: its ledger lacks a part of {SNAPSHOTS}/{point['fact']:08d}"
     if ledger.execute("SELECT 1 FROM marks WHERE snapshot = :fact", point).fetchone() is None:
         raise ConfigError(f"{what}; only an earlier snapshot may do")
     made = (f"SELECT 1 FROM {table} WHERE version = :version" for table in ("commits", "checksums", "versions"))

@@ -103,6 +103,8 @@ class UpdateOutcomes:
     def order(self, order: Order) -> Sequence[Applied | Dropped]:
         """Return the outcomes that this order decides."""
         if isinstance(order, ApplyUpdate):
+            if not self.several:
+                return [self._applied(worker, step, order.version) for worker, step, _ in order.contributions]
             return [
                 self._applied(worker, one, order.version)
                 for worker, step, _ in order.contributions

@@ -5,7 +5,7 @@ Both classes take a run as it comes, and keep only what may still matter.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
@@ -114,6 +114,30 @@ class Waits:
                 fact=fact,
             )
         )
+
+
+class WaitSums(Waits):
+    """Waits, and the seconds of those that have ended: by code of their reason, and by the worker that ended them."""
+
+    def __init__(self, before: float = 0.0) -> None:
+        """`before`: seconds that workers had waited in all before these are counted, as a resumed run has."""
+        super().__init__()
+        self.before = before
+        self.seconds: defaultdict[str, Counter[int | None]] = defaultdict(Counter)
+        """None: no other worker ended the wait."""
+        self.times: Counter[str] = Counter()
+        self.last: dict[str, Why] = {}
+        """By code: the last wait's reason."""
+
+    def record(self, fact: Fact, orders: Iterable[Order]) -> list[WorkerWait]:
+        """See `Waits.record`."""
+        ended = super().record(fact, orders)
+        for wait in ended:
+            code = str(wait.why[0])
+            self.seconds[code][wait.awaited] += wait.seconds  # type: ignore[assignment]  # a Counter counts ints
+            self.times[code] += 1
+            self.last[code] = wait.why
+        return ended
 
 
 class Blame:

@@ -9,14 +9,15 @@ from paceline.scenario.scenario import Kill, Scenario
 
 NAME = "ddp"
 """Its name in `run` and `compare`."""
-WITHOUT = ("max_steps", "max_seconds", "stop_at_target", "tensorboard", "shards", "shards_on", "compress")
-"""Flags that DDP can't follow: its workers can't be stopped between two steps, and share out data by themselves."""
+WITHOUT = ("max_steps", "max_seconds", "stop_at_target", "shards", "shards_on", "compress", "ui")
+"""Flags that DDP can't follow: its workers can't be stopped or seen between steps, and share out data by themselves."""
 
 
 def check(options: Mapping[str, object], scenario: Scenario) -> None:
     """Raise ConfigError, in one line, for a flag or a scenario that a run under DDP can't follow."""
     for name in WITHOUT:
-        if options.get(name) not in (None, False):
+        value = options.get(name)
+        if value is not None and value is not False:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is given, and -p {NAME}, which can't follow it: leave one of them out")
     if scenario.host_tables:

@@ -16,8 +16,8 @@ from paceline.core.choice import Choice, nearest
 from paceline.core.phrases import count
 from paceline.errors import ConfigError
 from paceline.records import summary as summaries
-from paceline.records.comparison import COMPARISON, compared, plain_run
-from paceline.records.summary import Summary, Target, metrics_of
+from paceline.records.comparison import COMPARISON, chief_metric, compared, plain_run
+from paceline.records.summary import Summary, Target, last_logged, metrics_of
 from paceline.runs import baseline
 from paceline.runs.eta import Eta
 from paceline.runs.series import Job, carried_out, changes, interrupts, opened, place
@@ -127,9 +127,9 @@ def carry_out(plan: Plan, state: dict[str, Any], places: Places, shown: Shown, t
                     summary = carried_out(words, run, plan.folder / STATE, taken, done)
                 pace.end()
             _check_metric(plan.target, summary, run)
-            measured = next(iter(metrics_of(summary["evaluations"])), None)
-            metric = plan.target.metric if plan.target else measured or state.get("metric")
-            runs[name][seed] = {"folder": run.name, **plain_run(summary, plan.target, metric)}
+            metric = plan.target.metric if plan.target else chief_metric(summary) or state.get("metric")
+            plain = plain_run(summary, plan.target, metric, plan.choices[name])
+            runs[name][seed] = {"folder": run.name, **plain}
             state = state | _known(runs, plan, metric)
             summaries.write(plan.folder / STATE, state)
             told(name, seed, runs[name][seed], metric, None if there else pace)
@@ -156,6 +156,11 @@ def _check_metric(target: Target | None, summary: Summary, run: Path) -> None:
         or target.metric in (known := [*metrics_of(summary["evaluations"]), *summary.get("logged", ())])
     ):
         return
+    if target.metric in last_logged(summary):
+        raise ConfigError(
+            f'--target is "{target.text}", and {run} logged {target.metric} without a target of it, so that its '
+            "summary does not say when which value was logged; name another --out"
+        )
     has = f"has {', '.join(known)}" if known else "has none: the script registers no evaluate, and logs no such value"
     has += nearest(target.metric, known)
     raise ConfigError(

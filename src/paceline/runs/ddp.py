@@ -8,6 +8,7 @@ run, and evaluated after training by worker 0.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -39,7 +40,10 @@ from torch.utils.data import (
 
 from paceline.coordinator.run import make_folder, undo
 from paceline.core.agreements import How, Value, differs, result_of
+from paceline.display.trackers.feed import Trackers
+from paceline.display.trackers.figures import parameters
 from paceline.errors import ConfigError
+from paceline.ipc.loop import Loop
 from paceline.ipc.processes import (
     adopt_orphans,
     children,
@@ -413,7 +417,23 @@ def run(settings: Settings, interrupts: Interrupts) -> Summary:
         raise ConfigError(said["refused"])
     summary = _summary(settings, outcome, failure, said)
     summaries.write(settings.folder / "summary.json", summary)
+    _track(settings, summary, interrupts)
     return summary
+
+
+def _track(settings: Settings, summary: Summary, interrupts: Interrupts) -> None:
+    """Tell trackers what the run came to. While it went, nobody but the workers knew."""
+    with Trackers(lambda: interrupts.pending) as trackers:
+        trackers.summary = summary
+        loop = Loop()
+        with trackers.started(settings, loop, say):
+            trackers.begin(parameters(settings, protocol=NAME))
+            for evaluation in summary["evaluations"]:
+                named = {name: evaluation[name] for name in summaries.metrics_of([evaluation])}
+                metrics = {name: math.nan if value is None else value for name, value in named.items()}
+                ago = summary["wall_seconds"] - evaluation["at_seconds"]
+                trackers.evaluated(evaluation["version"], ago, metrics)
+        loop.close()
 
 
 def _fork(worker: int, settings: Settings, told: socket.socket) -> int:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.protocols import registry
 from paceline.records.comparison import COMPARISON
-from paceline.records.folders import is_run, size_of
+from paceline.records.folders import Listed, is_run, size_of
 from paceline.records.kept import is_free
 from paceline.records.reading import LEDGER, is_written
+from paceline.records.segments import name_of
 
 
 def new_folder(name: str) -> Path:
@@ -67,3 +69,8 @@ def remove(folder: Path) -> int:
 def _others(folder: Path) -> Iterator[Path]:
     """Return the folders of runs inside this run's folder, however deep."""
     return (path.parent for path in folder.rglob(LEDGER) if path.parent != folder)
+
+
+def protocol_of(run: Listed) -> str:
+    """Return a listed run's protocol under its one name; empty if it has none."""
+    return "" if run.protocol is None else name_of({"name": run.protocol, "config": run.config or {}}, registry())

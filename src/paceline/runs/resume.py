@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.codecs import Codec
-from paceline.core.choice import Choice, brief
-from paceline.core.phrases import listed
+from paceline.core.choice import Choice
+from paceline.core.phrases import count, listed
 from paceline.errors import ConfigError
 from paceline.files import read_file, read_json
 from paceline.records.folders import is_run
 from paceline.records.reading import SUMMARY, is_written
-from paceline.records.snapshots import SNAPSHOTS, Snapshot
+from paceline.records.snapshots import SNAPSHOTS, Snapshot, SnapshotState
 from paceline.records.truncate import newest_to_go_on_from
 from paceline.runs.script import recorded_script
 
@@ -58,11 +58,30 @@ def asks_for_more(config: Mapping[str, Any], limits: Mapping[str, Any], argument
     return ends or epochs or list(arguments) != list(config["arguments"])
 
 
+def check_limits(run: Path, config: Mapping[str, Any], limits: Mapping[str, Any], state: SnapshotState) -> None:
+    """Raise ConfigError if the run is already where one of these limits, which are those of the flags, ends it."""
+    before = config.get("limits", {}).get("epochs")
+    reached = {
+        "epochs": (state.epoch, count(state.epoch, "epoch")),
+        "max_steps": (state.steps, count(state.steps, "step")),
+        "max_seconds": (state.at, f"{state.at:.1f} s"),
+    }
+    for key, (there, words) in reached.items():
+        limit = limits.get(key)
+        if limit is None or (key == "epochs" and limit == before):  # the script may still have to see their end
+            continue
+        if there >= limit:
+            flag = f"--{key.replace('_', '-')}"
+            raise ConfigError(
+                f"--resume {run}: {flag} is {limit:g}, and the run has trained for {words} already; give more"
+            )
+
+
 def check_protocol(run: Path, before: Choice, choice: Choice, workers: int, now: int) -> None:
     """Raise ConfigError if a run can't go on under this protocol, or with `now` workers."""
     name, one, other = f"--resume {run}", before.spec, choice.spec
     own, others = ([part.spec for part in whole.parts or (whole,)] for whole in (before, choice))
-    was, new = (brief(whole.spec, whole.parameters()) for whole in (before, choice))
+    was, new = before.name, choice.name
     optimizers = {spec.optimizer for spec in own}
     kept_by = KEPT_BY[min(optimizers - {"store"}, default="store")]
     if optimizers != {spec.optimizer for spec in others}:

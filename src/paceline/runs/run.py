@@ -13,10 +13,13 @@ from paceline.errors import ConfigError
 from paceline.protocols import registry
 from paceline.runs import baseline
 from paceline.scenario.scenario import Scenario
+from paceline.terminal import say
 
 STARTS: Final = ("staggered", "together")
 """When the workers' scripts begin; the first is the default."""
 
+MOST_THREADS = 1024
+"""The most threads of a worker."""
 CROWD = 8
 """Workers for each core beyond which the user is warned, unless the scenario says how long a step takes."""
 
@@ -45,6 +48,13 @@ def settled(scenario: Scenario, workers: int | None, hosts: int | None = None) -
             "give -n, the workers of each host"
         )
     return scenario.checked_for(workers).checked_for_real_run(), workers, hosts
+
+
+def whose_workers(scenario: Scenario, workers: int | None) -> str:
+    """Return a note if -n and the scenario differ in how many workers there are; else an empty string."""
+    if workers is None or scenario.workers in (None, workers) or scenario.host_tables:
+        return ""
+    return f"-n is {workers}, and {scenario.name} says {count(scenario.workers, 'worker')}: -n counts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +134,20 @@ def _check_several(choice: Choice | None, scenario: Scenario, named: str) -> Non
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def asked_threads(environment: Mapping[str, str]) -> int | None:
+    """Return the threads that OMP_NUM_THREADS asks for, as torch itself follows it; None: it asks for none.
+
+    OpenMP allows a list, such as `2,1`: the first number is that of the outermost level.
+    """
+    text = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if not text:
+        return None
+    if text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= MOST_THREADS:
+        return int(text)
+    say(f'OMP_NUM_THREADS is "{text[:40]}", which is no number from 1 to {MOST_THREADS}: it is not followed')
+    return None
 
 
 def crowd(scenario: Scenario, workers: int) -> str:

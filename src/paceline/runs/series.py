@@ -98,6 +98,8 @@ class Job:
     start: str | None
     """When scripts begin; None: the default of runs."""
     epochs: int | None
+    log_to: Sequence[str] = ()
+    """The trackers that each run is logged to, as a run of its own. They don't change the runs."""
 
     def settings(self) -> dict[str, Any]:
         """Return what all runs of the series depend on, as plain values."""
@@ -128,6 +130,7 @@ class Job:
             "--devices": self.devices,
             "--start": self.start,
             "--epochs": self.epochs,
+            "--log-to": ",".join(self.log_to) or None,
             "--tee": "none",
             "--out": folder,
         }

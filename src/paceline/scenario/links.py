@@ -175,7 +175,7 @@ class Fluid(Generic[What]):
         if not self.under_way:
             return None
         end = self._end()
-        while (leaving := self._leaving()) <= min(until, end) and leaving < math.inf:
+        while (leaving := self._leaving()) <= until and leaving <= end and leaving < math.inf:
             self._leave(leaving)
             end = self._end()
         if end > until or end == math.inf:
@@ -230,26 +230,30 @@ class Fluid(Generic[What]):
         if not changed.flows:
             changed.due, changed.served = math.inf, 0.0  # an idle route starts from 0, so that errors don't add up
             changed.marks.clear()
-        first, *others = changed.ways
+        elif len(changed.ways) == 1 and len((way := changed.ways[0]).routes) == 1:  # it shares it with no other
+            changed.share = way.for_each(way.goodput(), way.flows)
+            self._expect(changed)
+            return
         routes: dict[Route, None] = {}
-        if not others and len(first.routes) == 1 and changed.flows:  # it shares its only way with no other
-            changed.share = first.for_each(first.goodput(), first.flows)
-            routes[changed] = None
-        else:
-            todo = [changed]
-            while todo:
-                for way in todo.pop().ways:
-                    todo += [route for route in way.routes if route not in routes]
-                    routes |= way.routes
-            for route in routes:
-                route.serve(changed.now)
-            _share_fairly(routes)
+        todo = [changed]
+        while todo:
+            for way in todo.pop().ways:
+                todo += [route for route in way.routes if route not in routes]
+                routes |= way.routes
         for route in routes:
-            due = route.now + (route.marks[0][0] - route.served) * route.share[1] / route.share[0]
-            if due != route.due:
-                route.due = due
-                self.numbers += 1
-                heappush(self.leaving, (due, self.numbers, route))
+            route.serve(changed.now)
+        _share_fairly(routes)
+        for route in routes:
+            self._expect(route)
+
+    def _expect(self, route: Route) -> None:
+        """Note when the route's next flow leaves, if nothing changes."""
+        rate, flows = route.share
+        due = route.now + (route.marks[0][0] - route.served) * flows / rate
+        if due != route.due:
+            route.due = due
+            self.numbers += 1
+            heappush(self.leaving, (due, self.numbers, route))
 
 
 def _share_fairly(routes: Iterable[Route]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from statistics import NormalDist
 
@@ -294,8 +295,12 @@ class Scenario:
 
         That is `compute` for each batch, or else the `measured` seconds, × jitter factor × active slowdowns ÷ speed.
         """
-        base = measured if self.compute is None else self.compute * batches
-        return base * self.jitter_factor(worker, step, seed) * self.slowed(worker, step, at) / self.speed(worker)
+        seconds = measured if self.compute is None else self.compute * batches
+        if self.jitter:
+            seconds *= self.jitter_factor(worker, step, seed)
+        if self.events:
+            seconds *= self.slowed(worker, step, at)
+        return seconds / self.speed(worker)
 
     def slowed(self, worker: int, step: int, at: float) -> float:
         """Return the factor of all slow-downs of this step, which starts at second `at`."""
@@ -330,7 +335,11 @@ class Scenario:
 
 def _normal(seed: int, worker: int, step: int) -> float:
     """Draw from the standard normal distribution, by the arguments alone."""
-    lots = Rng(seed)
-    for number in (worker, step):
-        lots.state = lots.below(1 << 64) ^ number
+    lots = Rng(_lot(seed, worker) ^ step)
     return _NORMAL.inv_cdf((lots.below(1 << 52) + 0.5) / (1 << 52))
+
+
+@lru_cache(maxsize=1 << 17)
+def _lot(seed: int, worker: int) -> int:
+    """Draw what all steps of the worker begin with."""
+    return Rng(Rng(seed).below(1 << 64) ^ worker).below(1 << 64)

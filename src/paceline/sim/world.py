@@ -40,6 +40,7 @@ from paceline.core.orders import (
     CopyReplica,
     DropUpdate,
     EndRound,
+    Hold,
     Order,
     Reduce,
     Release,
@@ -55,7 +56,7 @@ from paceline.records.journal import Journal
 from paceline.records.times import FetchTimes, StepTimes, TransferTimes, exposed
 from paceline.scenario.links import ClusterLinks, Flow, Route, Way, average_bytes
 from paceline.scenario.scenario import Kill, Scenario, Slowdown
-from paceline.sim.costs import Costs
+from paceline.sim.costs import NOTHING, Costs
 
 
 class SimulatedTraining(Protocol):
@@ -113,7 +114,7 @@ class EmptySteps:
 
     def carry_out(self, order: Order, at: float) -> None:
         """See `SimulatedTraining`."""
-        if isinstance(order, DropUpdate) and order.samples == "return":
+        if type(order) is DropUpdate and order.samples == "return":
             self.left_over += sum(self.taken.pop((order.worker, step), 1) for step in steps_of(order))
 
     def amount(self, worker: int, step: int, batches: int) -> Amount:
@@ -341,7 +342,10 @@ class World:
         for event in self._scenario.events:
             if isinstance(event, Kill) and event.at is not None and event.at >= self._begins.at:
                 self._at(event.at, lambda event=event: self._die(event))  # type: ignore[misc]
-        while not self._reached() and (fact := self._next()) is not None:
+        while not self._reached():
+            fact = self._at_once.popleft() if self._at_once else self._next()
+            if fact is None:
+                break
             yield fact
             if self._progress is not None:
                 self._progress(self.now, self._tally.steps, self._tally.model.versions)
@@ -358,19 +362,22 @@ class World:
     def carry_out(self, order: Order) -> None:
         """Carry out the order. Its effects come later, or at this moment."""
         self._training.carry_out(order, self.now)
-        match order:
+        match order:  # the orders of every step first
             case Release():
                 self._release(order)
-            case EndRound(worker=worker):
-                self._workers[worker].revoked = True
             case StartPush(worker=worker, step=step):
-                for one in steps_of(order)[:-1]:  # they are in the update of the last one
-                    self._settle(worker, one)
+                if order.since is not None:
+                    for one in range(order.since, step):  # they are in the update of the last one
+                        self._settle(worker, one)
                 self._transfer(worker, "push", step)
-            case StartPull(worker=worker, version=version):
-                self._pull(worker, version)
             case ApplyUpdate():
                 self._commit(order)
+            case Hold():
+                pass
+            case StartPull(worker=worker, version=version):
+                self._pull(worker, version)
+            case EndRound(worker=worker):
+                self._workers[worker].revoked = True
             case DropUpdate(worker=worker):
                 for step in steps_of(order):
                     self._settle(worker, step)
@@ -438,9 +445,7 @@ class World:
 
     def _next(self) -> Fact | None:
         """Return the next fact, and move the clock to its time. None: there is none within the limit."""
-        while True:
-            if self._at_once:
-                return self._at_once.popleft()
+        while not self._at_once:
             until = self._events[0][0] if self._events else math.inf
             flow = self._links.finish(min(until, self._limit.seconds)) if self._links.under_way else None
             if flow is not None:
@@ -456,6 +461,7 @@ class World:
                 fact = event()
             if fact is not None:
                 return fact
+        return self._at_once.popleft()
 
     # --- steps ----------------------------------------------------------------------------------------
 
@@ -466,16 +472,14 @@ class World:
         if order.parameters == "pull":
             worker.awaits = order.version
             self._pull(order.worker, order.version)
+        elif cost := self._costs.release(order.worker, worker.step):
+            self._tell(order.worker, cost, lambda: self._begin(order.worker))
         else:
-            self._tell(order.worker, lambda: self._begin(order.worker))
+            self._begin(order.worker)
 
-    def _tell(self, number: int, then: Callable[[], None]) -> None:
+    def _tell(self, number: int, cost: float, then: Callable[[], None]) -> None:
         """Tell the worker to begin its step, after the workers whose turn comes before."""
         worker = self._workers[number]
-        cost = self._costs.release(number, worker.step)
-        if not cost:
-            then()
-            return
 
         def told() -> None:
             if self._workers.get(number) is worker:  # it may have left, and come back
@@ -500,7 +504,7 @@ class World:
             return
         worker.drew = step
         before = self._costs.before(number, step)
-        if before.seconds:
+        if before is not NOTHING and before.seconds:
             since = self.now
             own = before.own_share
             self._work(worker, before.seconds, lambda: self._compute(number, worker, amount, since, own))
@@ -535,7 +539,7 @@ class World:
             return None
         after = self._costs.after(number, worker.step)
         since = self.now
-        if not after.seconds:
+        if after is NOTHING or not after.seconds:
             return self._ready(number, worker, amount, since, 0.0)
         self._work(worker, after.seconds, lambda: self._ready(number, worker, amount, since, after.own_share))
         return None
@@ -623,13 +627,16 @@ class World:
         """`of`: the step that is pushed, the version that is pulled, or the worker whose replica is copied."""
         if self._links_hosts and self._bring(number, what, of):
             return
-        worker = self._workers[number]
         if not self._links.paces_store:
-            if what == "pull" and worker.awaits == of:
-                self._tell(number, lambda: self._arrived(number, what, of))
+            cost = 0.0
+            if what == "pull" and (worker := self._workers[number]).awaits == of:
+                cost = self._costs.release(number, worker.step)
+            if cost:
+                self._tell(number, cost, lambda: self._arrived(number, what, of))
             else:
                 self._arrived(number, what, of)
             return
+        worker = self._workers[number]
         direction: Literal["push", "pull"] = "push" if what == "push" else "pull"
         size = self._size(what, of, worker.took)
 
@@ -690,9 +697,10 @@ class World:
                 self._training.told(copied)
                 self._at_once.append(copied)
             case "pull":
-                self._workers[number].took = of
+                worker = self._workers[number]
+                worker.took = of
                 self._at_once.append(ParametersTaken(worker=number, version=of, at=self.now))
-                if self._workers[number].awaits == of:
+                if worker.awaits == of:
                     self._begin(number)
 
     # --- groups ---------------------------------------------------------------------------------------

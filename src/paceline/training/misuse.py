@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from paceline.launch.environment import ALONE
+
 TRAINERS_OPTIMIZER = (
-    ". A Trainer makes its own only in train(): make the optimizer yourself, call paceline.prepare() with it and the "
-    "model, and then hand it to the Trainer, as optimizers=(optimizer, None)"
+    ". A Trainer makes its own only in train(): hand the Trainer to paceline.integrations.transformers.prepare() in "
+    "the place of paceline.prepare()"
 )
 """For the end of a message about an optimizer that is not there yet."""
 
@@ -22,8 +24,8 @@ _FABRIC = (
     "setup_dataloaders()"
 )
 _LIGHTNING = (
-    ". Make the optimizer before fit(), call paceline.prepare() with the LightningModule, it and the loader, and have "
-    "configure_optimizers() return it"
+    ". Give the Trainer strategy=paceline.integrations.lightning.PacelineStrategy() and devices=1 in the place of "
+    "paceline.prepare()"
 )
 _ADVICE = {
     "lightning.pytorch": _LIGHTNING,
@@ -36,22 +38,31 @@ _ADVICE = {
 """By the package that a value's class comes from. Of two that fit, the first one holds."""
 
 
+COUNTS = (
+    ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+)
+"""The variables by which launchers tell a process how many there are, which one it is, and how many this host has."""
+
+
 def unjoined(environment: Mapping[str, str]) -> str | None:
     """Return a line for a user who started several processes in another way; None for one process, and above rank 0.
 
-    `torchrun` and `accelerate launch` tell each process how many there are, and which one it is. torchrun can start
-    `paceline run` in their place, once on each host.
+    Engines that tell a process more, such as torchrun, make it part of a run (`launch.ranks`).
     """
-    processes = environment.get("WORLD_SIZE", "")
-    if not processes.isdigit() or int(processes) < 2 or environment.get("RANK", "0") != "0":
+    if environment.get(ALONE) == "1":
         return None
-    here = environment.get("LOCAL_WORLD_SIZE", "")
-    workers = here if here.isdigit() else processes
-    torchrun = "torchrun --nproc-per-node 1 --no-python " if "TORCHELASTIC_RUN_ID" in environment else ""
-    return (
-        f"paceline: each of these {processes} processes trains a model of its own, unless the script joins them: start "
-        f"the script with `{torchrun}paceline run -n {workers} SCRIPT` instead"
-    )
+    for several, which, local in COUNTS:
+        processes, here = environment.get(several, ""), environment.get(local, "")
+        if processes.isdigit() and int(processes) > 1:
+            if environment.get(which, "0") != "0":
+                return None
+            return (
+                f"paceline: each of these {processes} processes trains a model of its own, unless the script joins "
+                f"them: start the script with `paceline run -n {here if here.isdigit() else processes} SCRIPT` instead"
+            )
+    return None
 
 
 class Unprepared:
@@ -81,7 +92,13 @@ class Unprepared:
         )
 
 
-def prepared_again(script: str, *, model: bool, optimizer: bool, steps: bool, over: bool) -> str:
+MULTIRUN = ("-m", "--multirun")
+"""Hydra's flags that call a script's function once for each job, in one process."""
+
+
+def prepared_again(
+    script: str, *, model: bool, optimizer: bool, steps: bool, over: bool, multirun: bool = False
+) -> str:
     """Return the line for it.
 
     Args:
@@ -90,8 +107,14 @@ def prepared_again(script: str, *, model: bool, optimizer: bool, steps: bool, ov
         optimizer: whether the optimizer is.
         steps: whether this worker has made a step.
         over: whether it has made its last one.
+        multirun: whether Hydra's multirun calls it for each job.
     """
     called = "prepare() is called twice, and a run trains one model with one optimizer"
+    if multirun:
+        return (
+            f"{called}: under Hydra's --multirun have each job call paceline.run(), and start the script by python; "
+            "docs/habits.md shows how"
+        )
     if model and optimizer:
         return f"{called}: call it once, and go on with what it returned, in all that follows"
     if model and steps and not over:

@@ -18,6 +18,8 @@ from paceline.core.agreements import How, checked_value, result_of
 from paceline.errors import ConfigError
 from paceline.ipc.channel import path_of
 from paceline.ipc.messages.worker import ParserEnded, ScalarsLogged, StopWanted
+from paceline.launch.environment import ranks
+from paceline.launch.ranks import become_run
 from paceline.training.arguments import Arguments, Options, sorted_out
 from paceline.training.checks import check, check_loader
 from paceline.training.data.loader import PacedLoader, PacedStream, SharedStream
@@ -27,7 +29,7 @@ from paceline.training.data.probe import ENDLESS, leased_passes
 from paceline.training.encoding import Encoding
 from paceline.training.layout import Layout, Places
 from paceline.training.link import Baseline, Evaluate, Link
-from paceline.training.misuse import Unprepared, prepared_again, unjoined
+from paceline.training.misuse import MULTIRUN, Unprepared, prepared_again, unjoined
 from paceline.training.model.evaluating import check_name, end_evaluating, measure_of
 from paceline.training.model.final import install_final, tell_of_structure
 from paceline.training.model.state_dicts import STATE_DICTS
@@ -215,8 +217,25 @@ def prepare(  # type: ignore[misc]  # mypy takes the schedulers of the second fo
     return _alone(given) if ScriptProcess.baseline is None else _under(ScriptProcess.baseline, given, options)
 
 
+def is_in_run(framework: str) -> bool:
+    """Whether this process takes part in a run, for what prepares a framework's objects. See `_alone`, too."""
+    with _refusing():
+        if ScriptProcess.baseline is not None:
+            raise ConfigError(f"{framework} can't be trained by the baseline ddp; compare Paceline's protocols")
+    if ScriptProcess.link is None:
+        _join_others()
+    return ScriptProcess.link is not None
+
+
+def _join_others() -> None:
+    """Let the processes become one run if an engine has started the script in several. Then this doesn't return."""
+    if (several := ranks(os.environ)) is not None:
+        become_run(several)
+
+
 def _alone(given: Arguments) -> tuple[Any, ...]:
     """Leave the script as it is."""
+    _join_others()
     if line := unjoined(os.environ):
         print(line, file=sys.stderr)
     if given.loader is not None:
@@ -306,6 +325,7 @@ def _again(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
         optimizer=optimizer is session.context.optimizer,
         steps=session.steps > 0,
         over=session.go is None and not session.joins,
+        multirun="hydra" in sys.modules and any(word in MULTIRUN for word in sys.argv[1:]),
     )
 
 
@@ -388,6 +408,8 @@ def end_of_part() -> None:
 @uncompiled
 def log(**scalars: float) -> None:
     """Record values of the present step in the run's ledger, as in `paceline.log(loss=loss.item())`.
+
+    The trackers that `--log-to` names get them as well.
 
     A value that has the name of a `--target`'s metric counts for that target, as one of the version that the step is
     computed on. After the worker's last step it is of the version that the worker has then. After `finish` nothing is

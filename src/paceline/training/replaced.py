@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from types import FunctionType, new_class
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FunctionType, ModuleType, new_class
 from typing import Any, NamedTuple
 
 
@@ -53,6 +56,40 @@ def put_back(patches: Iterable[Patch]) -> None:
             original, made = _replaced.pop((owner, name), (None, None))
             if original is not None and getattr(owner, name) is made:
                 setattr(owner, name, original)
+
+
+def after_import(name: str, call: Callable[[], object]) -> None:
+    """Call this once that module is imported, or now if it is."""
+    if name in sys.modules:
+        call()
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, call))
+
+
+class _AfterImport(MetaPathFinder):
+    """Sees one module being imported."""
+
+    def __init__(self, name: str, call: Callable[[], object]) -> None:
+        self._name = name
+        self._call = call
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        plain = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            plain(module)
+            self._call()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def class_like(kind: type, bases: tuple[type, ...], attributes: Mapping[str, Any], name: str = "") -> type:

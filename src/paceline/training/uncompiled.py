@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 from torch._compile import _disable_dynamo
+
+from paceline.training.replaced import after_import
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,9 +41,9 @@ def await_compiler(function: Any) -> None:
         _keep_compiler_out(function)
         return
     function.__dynamo_disable = function
+    if not _awaiting:
+        after_import(COMPILER, _compiler_imported)
     _awaiting.add(function)
-    if not any(isinstance(finder, _CompilerFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _CompilerFinder())
 
 
 def _keep_compiler_out(function: Any) -> None:
@@ -53,25 +52,7 @@ def _keep_compiler_out(function: Any) -> None:
     function.__dynamo_disable = torch._dynamo.disable(function, wrapping=False)  # type: ignore[no-untyped-call]
 
 
-class _CompilerFinder(MetaPathFinder):
-    """Sees the compiler being imported. From then on it is kept out of the functions that have awaited it."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != COMPILER:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        plain = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            plain(module)
-            for function in tuple(_awaiting):
-                _keep_compiler_out(function)
-            _awaiting.clear()
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+def _compiler_imported() -> None:
+    for function in tuple(_awaiting):
+        _keep_compiler_out(function)
+    _awaiting.clear()

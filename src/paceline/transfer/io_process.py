@@ -143,27 +143,37 @@ def serve(end: socket.socket, keys: Keys) -> int:
 
 
 class _ToHost:
-    """Says to the host what its plane tells. The host hears of bytes that come when they are many, or all."""
+    """Says to the host what its plane tells.
+
+    The host hears of an item's first bytes at once, as its fetch begins with them, and of others when they are many, or
+    all.
+    """
 
     def __init__(self, say: Callable[[Message], None]) -> None:
         self._say = say
         self._untold: dict[tuple[int, int], int] = {}
         """By number of what is wanted, and end of what has come: where that begins. The host was not told of it."""
+        self._begun: set[int] = set()
+        """Numbers of what is wanted, and of which some bytes have come."""
 
     def hear(self, event: Event) -> None:
         """The plane tells that."""
         match event:
             case Came(number, begin, end):
                 begin = self._untold.pop((number, begin), begin)
-                if end - begin < TOLD:
+                if end - begin < TOLD and number in self._begun:
                     self._untold[number, end] = begin
                 else:
+                    self._begun.add(number)
                     self._say(Came(number, begin, end))
                 return
-            case Brought(number=number):
+            case Brought(number=number, whole=whole):
+                if whole:
+                    self._begun.discard(number)
                 for begin, end in self._take_untold(number):
                     self._say(Came(number, begin, end))
             case Lost(number=number) | Settled(number=number):
+                self._begun.discard(number)
                 self._take_untold(number)
         self._say(event)
 

@@ -15,6 +15,7 @@ others by `prepare`. So a script, or a framework that it uses, stays as it is, h
 | model | hooks of its parameters, and of all modules' registrations | gradients and new structure are noticed |
 | all optimizers | a hook after steps: `training.optim.other_training` | steps that reach no other worker are refused |
 | torch's compiler | an import hook, until a script imports it: `training.uncompiled` | our functions are not compiled |
+| `wandb`, `mlflow` | an import hook, then `init`, `start_run`: `script_trackers` | worker 0 alone makes a run |
 
 Under `-p ddp` no function is replaced. `runs.ddp` wraps the model in DDP, and gives the loader a
 DistributedSampler. The loader is a copy, schedulers follow, and the process is as below, but keeps its variables.

@@ -75,7 +75,7 @@ from paceline.training.optim import clipping
 from paceline.training.packing import Pieces
 from paceline.training.replaced import replace
 from paceline.training.seeding import plain_ids, seed_script
-from paceline.worker_process import interpreter, patches
+from paceline.worker_process import interpreter, patches, script_trackers
 from paceline.worker_process.file_functions import WorkerFiles
 from paceline.worker_process.interpreter import ended_by_parser
 
@@ -118,6 +118,7 @@ def work(worker: int, settings: Settings, end: socket.socket, output: int, folde
     os.register_at_fork(after_in_child=link.leave_to_parent)
     if settings.saves == "first":
         patches.one_writer(WorkerFiles.of(worker, settings.folder, folders, link.remark))
+        script_trackers.one_run(worker, settings.log_to, link.remark)
     replace(clipping.CLIPPING)
     try:
         signals.watch(lambda handled: link.say(messages.worker.Handles(handled)))

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
-from paceline.core.choice import brief
 from paceline.core.facts import (
     AlarmRang,
     Fact,
@@ -35,6 +34,8 @@ from paceline.records.waits import WorkerWait
 
 WORTH_SAYING = 0.05
 """A share of the time. What takes less is not mentioned."""
+NEAR = 0.15
+"""How much longer a run takes than its protocol's estimate, for that to be explained."""
 SLOWER = 1.2
 """The ratio to the others' steps from which a worker is called slow."""
 MOVED = {
@@ -65,13 +66,18 @@ def sentences(found: Findings) -> list[str]:
     """Explain the step or the worker in question, or else the whole run, in lines. Raises ConfigError."""
     if found.step is not None:
         return _of_step(found, found.step)
-    return _verdict(found) if found.worker is None else _of_worker(found, found.worker)
+    if found.worker is not None:
+        return _of_worker(found, found.worker)
+    spent, why = whole_run(found)
+    return [*spent, "", *_table(found), "", *why] if why else spent
 
 
-def _verdict(found: Findings) -> list[str]:
-    """Explain the whole run: where its time went, which workers made others wait, and what would help."""
+def whole_run(found: Findings) -> tuple[list[str], list[str]]:
+    """Explain the whole run without its table of workers: where their time went; then who made others wait, and what
+    would help.
+    """
     if not found.spent or not found.typical:
-        return ["No step was finished in this run: there is nothing to explain."]
+        return ["No step was finished in this run: there is nothing to explain."], []
     total = sum(spent.stayed for spent in found.spent.values())
     phases = {
         "computing": sum(spent.compute for spent in found.spent.values()),
@@ -80,25 +86,22 @@ def _verdict(found: Findings) -> list[str]:
         "other things": sum(spent.other for spent in found.spent.values()),
     }
     parts = [f"{_percent(seconds, total)} {name}" for name, seconds in phases.items()]
-    lines = [
+    went = [
         *_resumed(found),
         f"The workers spent {parts[0]}, {parts[1]}, {parts[2]} and {parts[3]}.",
         *_copied(found.spent.values(), "their"),
-        "",
-        *_table(found),
-        "",
     ]
-    lines += [*_who(found, total), *_links(found), *_carried(found), *_dropped(found)]
+    lines = [*_who(found, total), *_links(found), *_carried(found), *_dropped(found)]
     harmed = harm(found.run.summary, found.run.choice) if found.run.summary else []
     unordered = phases["waiting"] - found.waited.seconds
     if unordered < WORTH_SAYING * total:
-        return [*lines, *(harmed or [*_optimum(found), *_what_helps(found, phases, total)])]
+        return went, [*lines, *(harmed or [*_optimum(found), *_what_helps(found, phases, total)])]
     another, share = "Another " if found.waited.culprits else "", _percent(unordered, total)
     what = "averages" if found.run.choice.has_replicas else "the store"
     lines.append(f"{another}{share} of the time went to waiting for {what}, messages or a core.")
     crowded = _crowded(found, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(found, phases, total)
-    return [*lines, *crowded, *(harmed or [*_optimum(found), *helps])]
+    return went, [*lines, *crowded, *(harmed or [*_optimum(found), *helps])]
 
 
 def _copied(spent: Iterable[Spent], whose: str) -> Iterator[str]:
@@ -325,12 +328,20 @@ def _optimum(found: Findings) -> Iterator[str]:
     )
     taken = gradient_seconds(summary["per_worker"])
     assert taken is not None
-    own = brief(found.run.choice.spec, found.run.choice.parameters())
+    own = found.run.choice.name
     best = least_time(taken, int(several))
-    others = {name: seconds / best for name, seconds in estimates(taken, int(several)).items() if name != own}
-    (first, least), *rest = sorted(others.items(), key=lambda one: round(one[1], 2))
+    computing = {name: seconds / best for name, seconds in estimates(taken, int(several)).items()}
+    of_own = computing.pop(own, None)
+    beside = "the store, messages, cores and what the script does between steps"
+    (first, least), *rest = sorted(computing.items(), key=lambda one: round(one[1], 2))
     also = "".join(f", {name} {ratio:.1f} times" for name, ratio in rest)
-    yield f"By these workers' steps alone, {first} would take {least:.1f} times as long as the best{also}."
+    if of_own is None:
+        yield f"If these workers only computed, {first} would take {least:.1f} times as long as the best{also}."
+        yield f"The run's own figure also counts {beside}: so would theirs."
+        return
+    why = f": the rest of the {some:.1f} is {beside}" if some >= (1 + NEAR) * of_own else ""
+    yield f"If these workers only computed, {own} would take {of_own:.1f} times as long as the best{why}."
+    yield f"Counted like that, {first} would take {least:.1f} times as long{also}."
 
 
 def _what_moved(kinds: Mapping[str, MovedBytes], *, replicas: bool = True) -> str:
@@ -387,8 +398,8 @@ def _what_helps(found: Findings, phases: Mapping[str, float], total: float) -> l
             price = "staler parameters" if spec.state == "store" else "replicas that agree less"
             most = f"{others / (others - seconds):.1f} times as many steps" if others > seconds else "many more steps"
             lines += [
-                f"{' or '.join(names)} would not make the others wait for {whom}: at the very best they would do "
-                f"{most} in the same time, on {price}.",
+                f"{' or '.join(names)} would not make the others wait for {whom}. If all else took as long as it did, "
+                f"they would do at most {most} in the same time, on {price}.",
                 _prediction(found, names),
             ]
         if steady:
@@ -412,7 +423,7 @@ def _what_helps(found: Findings, phases: Mapping[str, float], total: float) -> l
 
 def _prediction(found: Findings, names: Sequence[str]) -> str:
     """Say how to predict the pace of these protocols."""
-    protocols, scenario = f"-p {found.run.choice} -p {' -p '.join(names)}", found.run.scenario
+    protocols, scenario = f"-p {found.run.choice.name} -p {' -p '.join(names)}", found.run.scenario
     if not scenario.links_hosts:
         return (
             f"paceline simulate --from {found.run.folder} {protocols} predicts the pace; only a run shows the accuracy."

@@ -10,8 +10,8 @@ import json
 import math
 import re
 import sqlite3
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -19,12 +19,17 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from paceline.core.choice import brief
 from paceline.core.facts import TrainingBegan, WorkerJoined, WorkerResumed
+from paceline.records.comparable import differences
+from paceline.records.explain.findings import findings
+from paceline.records.explain.sentences import whole_run
 from paceline.records.reading import LEDGER, RecordedRun, measure, model_of, tally_of
+from paceline.records.report.bands import of_metric
+from paceline.records.report.compared import ComparisonFolder, compare, labels, protocol_of
+from paceline.records.report.opening import opening
 from paceline.records.run_model import Moment, ResumeMark, RunModel, Stay, Switch
 from paceline.records.spans import RecentSpans, overlap
-from paceline.records.summary import Summary, Tally, metrics_of
+from paceline.records.summary import Summary, Tally, Target, metrics_of
 from paceline.records.timeline import (
     MeasuredStep,
     Timeline,
@@ -37,6 +42,7 @@ from paceline.records.timeline import (
     read_timeline,
     read_transfers,
 )
+from paceline.records.verdict import target_text
 from paceline.records.waits import Waits, WorkerWait
 from paceline.version import __version__
 
@@ -48,59 +54,44 @@ WORKERS = 64
 """Workers in a run's charts of single workers: those that waited most."""
 BINS = 300
 """Points of a curve over a run's time."""
+ELSEWHERE = ("evaluations", "logged", "scalars", "consensus")
+"""Keys of a summary that the page has in other places."""
+METRICS = 12
+"""Metrics of a run that have charts: those that are evaluated, then those of targets, then those that are logged."""
 PLACES = 6
 """Decimal places of seconds."""
 TICKS = 1e7
 """The most ticks of a run. A timeline's times are whole ticks of a microsecond or more."""
 
 
-def contents(runs: Sequence[RecordedRun], slices: int = SLICES) -> Contents:
-    """Return the contents of a report of these runs. `slices`: steps that all timelines show one by one."""
+def contents(runs: Sequence[RecordedRun], slices: int = SLICES, asked: ComparisonFolder | None = None) -> Contents:
+    """Return the contents of a report of these runs. `slices`: steps that all timelines show one by one.
+
+    `asked`: what their comparison's folder says, if that is what is reported.
+    """
+    explained = [line for part in whole_run(findings(runs[0])) for line in part] if len(runs) == 1 else []
+    told = [_run(run, label, slices // len(runs)) for run, label in zip(runs, labels(runs), strict=True)]
+    summaries = [one.pop("whole_summary") for one in told]
+    found = compare(runs, summaries, asked)
+    shown = [{**one, "group": group} for one, group in zip(told, found.groups, strict=True)]
+    metrics = dict.fromkeys(name for one in told for name in one["metrics"])
     return {
         "paceline": __version__,
-        "runs": [_run(run, label, slices // len(runs)) for run, label in zip(runs, labels(runs), strict=True)],
+        "title": "Training with " + _some(list(dict.fromkeys(found.groups))),
+        "opening": opening(shown, summaries, found, explained),
+        "runs": shown,
+        "bands": {name: of_metric([one["metrics"].get(name, ()) for one in told], found.groups) for name in metrics},
+        "target": None if found.target is None else _plain_target(found.target),
         "differences": differences([run.config for run in runs]),
     }
 
 
-def labels(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return a short, unique name for each run: its protocol, with its folder or number if needed."""
-    names = [_brief(run) for run in runs]
-    for longer in ([run.folder.absolute().name for run in runs], map(str, range(1, len(runs) + 1))):
-        times = Counter(names)
-        names = [f"{name} ({more})" if times[name] > 1 else name for name, more in zip(names, longer, strict=True)]
-    return names
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and others"
 
 
-def _brief(run: RecordedRun) -> str:
-    codec = run.config.get("compress")
-    return brief(run.choice.spec, run.choice.parameters()) + (f" · {codec}" if codec else "")
-
-
-def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the settings that differ between runs, with their values as text, or None if not set."""
-    flat = [dict(_flat(config)) for config in configs]
-    places = {key: place for place, key in enumerate(dict.fromkeys(key for config in configs for key in config))}
-    settings = dict.fromkeys(setting for one in flat for setting in one)
-    return [
-        {"setting": setting, "values": values}
-        for setting in sorted(settings, key=lambda setting: places[re.split(r"[.\[]", setting)[0]])
-        if len(set(values := [one.get(setting) for one in flat])) > 1
-    ]
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each setting's full name and its value as text."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flat(item, f"{path}.{key}" if path else key)
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        for place, item in enumerate(value):
-            yield from _flat(item, f"{path}[{place}]")
-    elif isinstance(value, list) and all(isinstance(item, str) for item in value):
-        yield path, " ".join(value)
-    else:
-        yield path, value if isinstance(value, str) else json.dumps(value)
+def _plain_target(target: Target) -> Contents:
+    return {"metric": target.metric, "value": target.value, "text": target_text(target)}
 
 
 def summary_of(run: RecordedRun) -> Summary:
@@ -135,12 +126,13 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
     if tally is not None:
         measure(run.ledger, tally, metrics=run.metrics)
     summary = _so_far(run, tally) if tally is not None else run.summary or {}
+    metrics = _metrics(summary, run.ledger, curves.began, curves.ended)
     shown = waited.most(sorted(model.hosts))
     return {
         "label": label,
         "folder": run.folder.absolute().name,
         "protocol": str(run.choice),
-        "brief": _brief(run),
+        "brief": protocol_of(run),
         "state": run.choice.spec.state,
         "simulated": run.simulated,
         "unended": run.unended,
@@ -151,8 +143,10 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
         ],
         "began": curves.began,
         "ended": curves.ended,
-        "summary": {key: value for key, value in summary.items() if key not in ("evaluations", "logged", "consensus")},
-        "metrics": _metrics(summary),
+        "summary": {key: value for key, value in summary.items() if key not in ELSEWHERE},
+        "whole_summary": summary,
+        "metrics": {name: metrics[name] for name in list(metrics)[:METRICS]},
+        "more_metrics": max(0, len(metrics) - METRICS),
         "consensus": [[one["at_seconds"], one["distance"]] for one in summary["consensus"]],
         **curves.contents(shown),
         "waits": waited.matrix(shown),
@@ -161,17 +155,27 @@ def _run(run: RecordedRun, label: str, slices: int) -> Contents:
     }
 
 
-def _metrics(summary: Summary) -> dict[str, list[list[Any]]]:
-    """Return moment, samples and value of evaluated versions and of logged records, by metric."""
-    evaluations, logged = summary["evaluations"], summary.get("logged", {})
-    found: dict[str, list[list[Any]]] = {}
-    for name in (*metrics_of(evaluations), *logged):
-        rows = [[one["at_seconds"], one["samples"], one[name]] for one in evaluations if name in one]
-        of = logged.get(name)
-        seen = [] if of is None else [*of["highs"], *of["lows"], of["last"]]
-        rows += [list(one) for one in {(row["at_seconds"], None, row["value"]): None for row in seen}]
-        found[name] = sorted(rows, key=lambda row: row[0])
-    return found
+def _metrics(summary: Summary, ledger: sqlite3.Connection, began: float, ended: float) -> dict[str, list[list[Any]]]:
+    """Return moment, samples and value of evaluated versions, and of what was logged, by metric.
+
+    What the workers logged in the same `BINS`th part of the run is one point, with its mean. Its samples are not known.
+    """
+    evaluations = summary["evaluations"]
+    found: dict[str, list[list[Any]]] = {
+        name: [[one["at_seconds"], one["samples"], one[name]] for one in evaluations if name in one]
+        for name in metrics_of(evaluations)
+    }
+    targets = [Target.parse(text).metric for text in summary["targets"]]
+    for name in (name for name in targets if name in summary.get("logged", {})):
+        found.setdefault(name, [])  # before those that no target names
+    width = (ended - began) / BINS or 1.0
+    bins = (
+        "SELECT name, avg(at), avg(value) FROM scalars GROUP BY name, CAST((at - ?) / ? AS INTEGER) ORDER BY min(rowid)"
+    )
+    for name, at, value in ledger.execute(bins, (began, width)):
+        finite = value is not None and math.isfinite(value)
+        found.setdefault(name, []).append([round(at, PLACES), None, float(f"{value:.9g}") if finite else None])
+    return {name: sorted(rows, key=itemgetter(0)) for name, rows in found.items()}
 
 
 def _span(ledger: sqlite3.Connection) -> tuple[float, float]:
@@ -453,10 +457,17 @@ def _differences(values: Sequence[int]) -> list[int]:
 
 
 def page(contents: Contents) -> str:
-    """Return the page that shows these contents. It contains them as JSON."""
-    names = [run["label"] for run in contents["runs"]]
-    title = "Training with " + (", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and others")
-    data = json.dumps(contents, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    template = files("paceline.records.report").joinpath("page.html").read_text(encoding="utf-8")
-    parts = {"__TITLE__": escape(title), "__DATA__": data}
-    return re.sub("|".join(parts), lambda found: parts[found.group()], template)
+    """Return the page that shows these contents. It contains them as JSON, and the library that draws its curves."""
+    told = {key: value for key, value in contents.items() if key not in ("title", "opening")}
+    data = json.dumps(told, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    folder = files("paceline.records.report")
+    template, library = folder.joinpath("page.html"), folder.joinpath("uplot")
+    parts = {
+        "__TITLE__": escape(contents["title"]),
+        "__OPENING__": contents["opening"],
+        "__DATA__": data,
+        "__LICENSE__": library.joinpath("LICENSE").read_text(encoding="utf-8"),
+        "__CURVES_CSS__": library.joinpath("uPlot.min.css").read_text(encoding="utf-8"),
+        "__CURVES_JS__": library.joinpath("uPlot.iife.min.js").read_text(encoding="utf-8"),
+    }
+    return re.sub("|".join(parts), lambda found: parts[found.group()], template.read_text(encoding="utf-8"))

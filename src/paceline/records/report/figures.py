@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,24 @@ def draw(contents: Contents, folder: Path) -> list[Path]:
     return files
 
 
+class NotebookFigure(Figure):
+    """A figure that a notebook shows, also where nothing has imported pyplot, which would register plain figures."""
+
+    def _repr_png_(self) -> bytes:
+        with BytesIO() as file:
+            self.savefig(file, format="png")
+            return file.getvalue()
+
+
+def curves(contents: Contents, metric: str | None) -> NotebookFigure:
+    """Return a figure of this metric over time, with a curve for each run. None: of the steps that were finished."""
+    runs = contents["runs"]
+    points = [[(at, y) for at, _, y in run["metrics"].get(metric, [])] if metric else run["work"] for run in runs]
+    figure = NotebookFigure(figsize=SIZE, layout="constrained")
+    _curves(runs, points, SECONDS, metric or "steps finished by all workers")(figure.add_subplot())
+    return figure
+
+
 def _charts(runs: list[Contents]) -> Iterator[tuple[str, tuple[float, float], Callable[[Axes], None]]]:
     """Yield each chart's name, its size in inches, and the function that draws it."""
     for metric in dict.fromkeys(metric for run in runs for metric in run["metrics"]):
@@ -61,10 +80,15 @@ def _charts(runs: list[Contents]) -> Iterator[tuple[str, tuple[float, float], Ca
 
 def _curves(runs: list[Contents], points: list[Any], x: str, y: str) -> Callable[[Axes], None]:
     def paint(axes: Axes) -> None:
-        for at, (run, one) in enumerate(zip(runs, points, strict=True)):
+        groups = list(dict.fromkeys(run["group"] for run in runs))
+        named: set[str] = set()
+        for run, one in zip(runs, points, strict=True):
             if one:
+                at, group = groups.index(run["group"]), run["group"]
                 xs, ys = zip(*one, strict=True)
-                axes.plot(xs, ys, color=COLORS[at % 8], linestyle=DASHES[(at + at // 8) % 8], label=run["label"])
+                label = None if group in named else group  # the seeds of a protocol have one entry
+                named.add(group)
+                axes.plot(xs, ys, color=COLORS[at % 8], linestyle=DASHES[(at + at // 8) % 8], label=label)
         _dress(axes, x, y)
 
     return paint

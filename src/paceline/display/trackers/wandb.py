@@ -1,0 +1,58 @@
+"""Weights & Biases. Its own variables hold: `WANDB_MODE`, `WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_DIR` and others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.ipc.messages.tracker import End, Open, RunOpened, Values
+
+
+def needs(environ: Mapping[str, str]) -> Sequence[str]:
+    """Return the packages that this takes."""
+    return ("wandb",)
+
+
+class Wandb:
+    """See `contract.Tracker`."""
+
+    def open(self, order: Open) -> RunOpened:
+        """Without WANDB_PROJECT, or a project in wandb's own settings, the project is the script's name."""
+        import wandb
+
+        os.environ.setdefault("WANDB_PROGRAM", order.script)
+        self._run = wandb.init(
+            project=wandb.setup().settings.project or order.project,
+            id=order.before,
+            resume=None if order.before is None else "allow",
+            name=order.name if "WANDB_NAME" not in os.environ else None,
+            group=order.group,
+            settings=wandb.Settings(console="off"),
+        )
+        self._run.config.update(order.parameters, allow_val_change=True)
+        self._axes: set[str] = set()
+        """Names whose axis wandb knows."""
+        if self._run.disabled:
+            where = "nowhere, as its mode is disabled"
+        elif self._run.offline:
+            where = f"{(folder := Path(self._run.dir).parent)}; to upload it: wandb sync {folder}"
+        else:
+            where = str(self._run.url)
+        return RunOpened(self._run.id, where)
+
+    def log(self, rows: Sequence[Values]) -> None:
+        """wandb's own step must never go back, and workers are not in step. So each row has its axis as a value."""
+        for row in rows:
+            for name in row.values.keys() - self._axes:
+                self._run.define_metric(name, step_metric=row.axis)
+                self._axes.add(name)
+            self._run.log({**row.values, row.axis: row.step})
+
+    def end(self, order: End) -> None:
+        """wandb shows a run with an exit code other than 0 as failed."""
+        import wandb
+
+        self._run.summary.update({"outcome": order.outcome, **order.results})
+        self._run.finish(exit_code=0 if order.outcome == "completed" else 1)
+        wandb.teardown()
