@@ -70,12 +70,12 @@ def test_protocols_take_turns_seed_by_seed_and_each_has_a_row(job: Job, capsys: 
     ]
 
 
-def test_the_verdict_comes_last_with_its_intervals_and_calls_protocols_as_typed(
+def test_the_verdict_comes_last_with_its_intervals_and_calls_protocols_by_their_names(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare("-p", "bsp", "-p", "ssp:bound=3", "--seeds", "3", "--quiet") == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "ssp:bound=3 was as fast as bsp per sample, within the spread (10 ± 0 ms against 10 ± 0 ms, 3 seeds); "
+        "ssp was as fast as bsp per sample, within the spread (10 ± 0 ms against 10 ± 0 ms, 3 seeds); "
         "final accuracy equal (0.96)."
     )
 

@@ -48,7 +48,7 @@ def test_what_differs_beside_the_protocol_is_told_in_one_line(
         ({"protocol": {"name": "bsp"}}, {"protocol": {"name": "asp", "config": {"x": 1}}}),
         ({"compress": ""}, {"compress": "fp16"}),
         ({"directory": "/a", "script": "/a/train.py"}, {"directory": "/b", "script": "train.py"}),
-        ({"tensorboard": True, "log_to": ["wandb"]}, {"tensorboard": False}),
+        ({"log_to": ["wandb"]}, {"log_to": []}),
         ({"targets": ["a>=1"]}, {"targets": []}),
         ({"environment": {"hosts": {"a": {"boot": "x"}}}}, {"environment": {"hosts": {"a": {"boot": "y"}}}}),
     ],

@@ -348,7 +348,7 @@ def test_what_was_measured_of_undone_versions_is_undone(point: tuple[Path, int, 
 
 def test_a_ledger_without_the_mark_or_the_version_or_in_use_is_not_cut(point: tuple[Path, int, int]) -> None:
     folder, fact, version = point
-    with pytest.raises(ConfigError, match=f"not all of the snapshot after fact {fact - 1}; only an earlier"):
+    with pytest.raises(ConfigError, match=f"its ledger lacks a part of snapshots/{fact - 1:08}; only an earlier"):
         cut(folder, fact - 1, version)
     with closing(Ledger(folder / "ledger.sqlite", resume=True)):
         for going_on in (cut, lambda *_: Ledger(folder / "ledger.sqlite", resume=True)):

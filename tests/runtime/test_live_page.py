@@ -22,8 +22,8 @@ import msgspec
 import pytest
 
 from paceline.cli.main import main, parser
-from paceline.display.feed import Feed
 from paceline.display.live import MOST_CURVES, MOST_ROWS, About, LoggedCurves, told
+from paceline.display.page_feed import PageFeed
 from paceline.display.state import Curve, Row, Score, State, View
 from paceline.notebook.flags import parsed, words
 from paceline.records.ledger import read_facts
@@ -263,7 +263,7 @@ class Page:
         self.stage = Stage(folder, workers=2)
         ours, self.end = socket.socketpair()
         self.end.setblocking(False)
-        self.feed = Feed(ours)
+        self.feed = PageFeed(ours)
         self.stage.run_state.display.feed(self.feed)
 
     def looks(self, said: bytes) -> None:
@@ -314,7 +314,7 @@ def test_a_page_that_takes_nothing_holds_nothing_up_and_gets_the_newest_view_lat
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with closing(theirs):
-        feed = Feed(ours)
+        feed = PageFeed(ours)
         for number in range(1000):
             feed.tell({"number": number, "long": "x" * 10_000})
         assert len(feed._rest) + len(feed._next) < 25_000
@@ -352,7 +352,7 @@ def test_a_reader_gets_the_newest_view_and_the_end_and_the_run_hears_of_the_firs
     ours, theirs = socket.socketpair()
     with closing(ours), closing(theirs):
         source = RunSource(theirs)
-        feed = Feed(ours)
+        feed = PageFeed(ours)
         feed.tell({"number": 1})
         feed.tell({"number": 2})
         first, second = source.events(None), source.events(None)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from paceline.coordinator.clock import RunClock
 from paceline.coordinator.evaluation import Evaluation
 from paceline.coordinator.member import WAITS, Members
-from paceline.display.feed import Feed
 from paceline.display.live import About, LoggedCurves, told
+from paceline.display.page_feed import PageFeed
 from paceline.display.progress import Shower, shower
 from paceline.display.state import Watch
 from paceline.display.trackers.feed import EVERY, Trackers
@@ -54,7 +54,7 @@ class Display:
         self._figures = Figures(tally, settings.choice.has_store)
         self._shower: Shower | None = None
         self._about = About.of(settings.choice, settings.script, settings.folder, reasons)
-        self._feed: Feed | None = None
+        self._feed: PageFeed | None = None
         self._curves = LoggedCurves()
         self._tells = False
         """Whether the live page is told at the next view."""
@@ -82,7 +82,7 @@ class Display:
         self._watch.share, self._watch.passed = share, lambda: self._loop.now() - began
         self.show()
 
-    def feed(self, feed: Feed) -> None:
+    def feed(self, feed: PageFeed) -> None:
         """From now on tell the live page how the run goes, while somebody looks at it."""
         self._feed = feed
         self._tally.model.waits = WaitSums(sum(share.times.wait for share in self._tally.shares.values()))

@@ -60,7 +60,7 @@ from paceline.worker_process.touched import notes, told
 if TYPE_CHECKING:
     from paceline.coordinator.host_registry import HostRegistry
     from paceline.coordinator.rendezvous import Listen, Rendezvous
-    from paceline.display.feed import Feed
+    from paceline.display.page_feed import PageFeed
 
 Direct = Callable[[Director, Journal], None]
 """Carries out all of a run's orders, and records what it tells the machine."""
@@ -71,7 +71,7 @@ def run(
     interrupts: Interrupts,
     direct: Direct | None = None,
     listening: Listen | None = None,
-    feed: Feed | None = None,
+    feed: PageFeed | None = None,
 ) -> Summary:
     """Run it. Return the summary, which the run's folder has too. `direct` decides what happens when, if given.
 
@@ -98,7 +98,7 @@ def run(
 
 
 def _run(
-    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None, feed: Feed | None
+    settings: Settings, interrupts: Interrupts, direct: Direct | None, listening: Listen | None, feed: PageFeed | None
 ) -> tuple[Summary, bool]:
     """Run it once. Return whether it is to go on by itself, too."""
     check_memory(settings.workers)
@@ -139,7 +139,7 @@ def _coordinated(
     direct: Direct | None,
     listening: Listen | None,
     trackers: Trackers,
-    feed: Feed | None,
+    feed: PageFeed | None,
 ) -> tuple[Coordinator, bool]:
     """Start all processes, coordinate, and end them. Return whether the run is to go on by itself, too."""
     coordinator, goes_on = None, False
@@ -186,7 +186,7 @@ def _show_parsers_words(settings: Settings, worker: int) -> None:
     sys.stderr.write(settings.log(worker).read_text(errors="replace"))
 
 
-def _let_go(interrupts: Interrupts, feed: Feed | None, zygote: Zygote | None = None) -> None:
+def _let_go(interrupts: Interrupts, feed: PageFeed | None, zygote: Zygote | None = None) -> None:
     """In a process that was forked from this one: a worker's, or an agent's, which has inherited the zygote's, too."""
     for inherited in (interrupts, feed, zygote):
         if inherited is not None:
@@ -322,7 +322,7 @@ def _conduct(
     others: HostRegistry | None,
     direct: Direct | None,
     trackers: Trackers,
-    feed: Feed | None,
+    feed: PageFeed | None,
 ) -> Coordinator:
     strangers = children()
     adopt_orphans()

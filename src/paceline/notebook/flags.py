@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from paceline.cli.main import parser
@@ -28,6 +28,7 @@ class SharedFlags(TypedDict, total=False):
     stop_at_target: bool
     shards: Literal["dynamic", "static"] | None
     record: int
+    log_to: str | Sequence[str] | None
 
 
 class RunFlags(SharedFlags, total=False):
@@ -42,7 +43,7 @@ class RunFlags(SharedFlags, total=False):
     compress: str | None
     learning_rate_scale: float
     isa: Literal["native", "common"]
-    log_to: str | None
+    ui: bool | int | None
     progress: float
     checkpoint: int
     drain: float

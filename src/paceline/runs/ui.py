@@ -28,8 +28,8 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from paceline.display.feed import END, LOOKS, LOOKS_NOT, Feed
 from paceline.display.live import ended, plain
+from paceline.display.page_feed import END, LOOKS, LOOKS_NOT, PageFeed
 from paceline.errors import ConfigError, PacelineError
 from paceline.files import traced
 from paceline.ipc.processes import end_in_time, fork_child
@@ -289,7 +289,7 @@ class RunSource:
             self._changed.notify_all()
 
 
-def served(port: int, say: Callable[[str], None], make: Callable[[Feed], Summary]) -> Summary:
+def served(port: int, say: Callable[[str], None], make: Callable[[PageFeed], Summary]) -> Summary:
     """Make a run, and serve its page meanwhile, in a process of its own. `make` makes it, and gets its feed.
 
     `say` gets the page's address. Raises ConfigError, in one line, if no page can be served there.
@@ -311,7 +311,7 @@ def served(port: int, say: Callable[[str], None], make: Callable[[Feed], Summary
     with listener, theirs:
         process = fork_child(body)
     say(f"live page: {where}")
-    feed, end = Feed(ours), ended("interrupted", None, kept=False)
+    feed, end = PageFeed(ours), ended("interrupted", None, kept=False)
     try:
         summary = make(feed)
         end = ended(summary["outcome"], summary["error"] and plain(summary["error"]))

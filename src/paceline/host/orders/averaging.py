@@ -6,7 +6,7 @@ the same order of sums: to the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -46,6 +46,8 @@ class _Work:
     reducer: Reducer
     mine: tuple[int, ...]
     """Members whose threads make shares here."""
+    given: list[Update] = field(default_factory=list)
+    """Encoded gradients of members here, which other hosts fetch."""
     awaited: set[int] = field(default_factory=set)
     """Of these, those whose share is not made yet."""
     sum: Summation | None = None
@@ -127,11 +129,28 @@ class Averaging(Placed[Partial | Mean]):
         mine = tuple(worker for worker in members if worker in self._averagers)
         work = self._works[group.number] = _Work(group.number, self._reducer(group), mine)
         work.broken = len(mine) < len(members) and not self._deaths_are_told
+        if group.brought:
+            for update in self._given_here(group, away):
+                self._shelf.claim(needed(update), update)
+                work.given.append(update)
         for item in work.reducer.fetches():
             self._fetch(work, item)
         if self._carrier is not None:
             self._carrier.made(Partial(group.number, self._name))
         self._go_on(work)
+
+    def _given_here(self, group: Group, away: Collection[int]) -> list[Update]:
+        """Return the encoded gradients of members here, which other hosts fetch until the group's end.
+
+        The protocol may drop them before: nobody is to step with the mean once all workers have left.
+        """
+        places = [
+            place
+            for part in group.parts
+            for worker, place in zip(part.members, part.sources, strict=True)
+            if worker not in away
+        ]
+        return [item for place in places for item in self._shelf.at(place) if isinstance(item, Update)]
 
     def _reducer(self, group: Group) -> Reducer:
         offer = self._memory.offer
@@ -159,7 +178,7 @@ class Averaging(Placed[Partial | Mean]):
         """All know how that group has ended. What it needed besides its mean is needed no more."""
         work = self._works.pop(number)
         self._cancel(work)
-        for item in work.reducer.needs:
+        for item in (*work.reducer.needs, *work.given):
             self._shelf.release(needed(item))
 
     def is_at(self, host: str) -> bool:

@@ -20,7 +20,7 @@ PATIENCE = 1.0
 """Seconds that the last line has to go out, once the run has ended."""
 
 
-class Feed:
+class PageFeed:
     """The run's end. It is watched by the run's loop."""
 
     def __init__(self, end: socket.socket) -> None:
