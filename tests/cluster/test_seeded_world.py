@@ -164,7 +164,7 @@ def test_a_host_that_never_gives_what_others_wait_for_is_lost_and_nobody_waits_f
     averaging, summands = Averaging.look, Summands.look
 
     def partial(self: Averaging, item: Partial | Mean, begin: int, end: int) -> Where:
-        gives = self._name != "node-2" or isinstance(item, Mean) or item.group < 3
+        gives = self._name != "node-2" or isinstance(item, Mean) or item.number < 3
         return averaging(self, item, begin, end) if gives else "gone"
 
     def update(self: Summands, item: Update | Sum, begin: int, end: int) -> Where:

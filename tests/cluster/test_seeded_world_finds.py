@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,11 +21,12 @@ from paceline.host.item_table import ItemTable
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
 from paceline.host.orders.commit_queue import CommitQueue
+from paceline.host.orders.early_averages import EarlyAverages
 from paceline.host.orders.pushes import Pushes
-from paceline.host.orders.reducers import Ring
+from paceline.host.orders.reducers import GroupShare, Ring
 from paceline.host.orders.releases import Releases
 from paceline.host.other_hosts import OtherHosts
-from paceline.host.overlap import Early
+from paceline.host.overlap import Computing, Early
 from paceline.host.replicas.replica_table import ReplicaTable
 from paceline.host.replicas.transfers import ReplicaTransfers
 from paceline.host.shards.host_reducer import HostReducer
@@ -35,6 +37,7 @@ from paceline.host.version_items import Versions
 from paceline.host.version_shelf import Shelf
 from paceline.ipc.memory import Span
 from paceline.net.numbered import Line
+from paceline.transfer.byte_ranges import ByteRanges
 from paceline.transfer.manager import TransferManager
 from support.world.faults import Drained, History, drawn, grouped
 from support.world.world import run
@@ -77,6 +80,11 @@ def with_hosts_that_leave(history: History) -> History:
 def in_groups(history: History) -> History:
     """Where replicas are averaged, by the same seed."""
     return grouped(history.seed)
+
+
+def all_reduces(history: History) -> History:
+    """The same where gradients are averaged."""
+    return replace(grouped(history.seed), protocol="all-reduce")
 
 
 # Faults of one function
@@ -279,7 +287,7 @@ def a_partial_is_served_before_it_is_made(patch: Patch) -> None:
     look = Averaging.look
 
     def looked(self: Averaging, item: Any, *asked: int) -> Any:
-        there = isinstance(item, Partial) and item.group in self._works
+        there = isinstance(item, Partial) and item.number in self._works
         return "here" if there else look(self, item, *asked)
 
     patch.setattr(Averaging, "look", looked)
@@ -289,11 +297,40 @@ def a_mean_takes_effect_before_all_hosts_have_it(patch: Patch) -> None:
     has_made = GroupAverages.has_made
 
     def first(self: GroupAverages, number: int, host: str) -> bool:
-        if (average := self._averages.get(number)) is not None and not average.lost and host in average.awaited:
-            average.awaited = {host}
+        work = self._works.get(number)
+        if work is not None and work.average is not None and not work.average.lost and host in work.awaited:
+            work.awaited = {host}
         return has_made(self, number, host)
 
     patch.setattr(GroupAverages, "has_made", first)
+
+
+def what_a_worker_has_withdrawn_is_averaged(patch: Patch) -> None:
+    patch.setattr(EarlyAverages, "withdrawn", lambda self, worker, step: None)
+
+
+def an_average_that_is_made_anew_has_the_number_of_the_one_that_was_dropped(patch: Patch) -> None:
+    """So a host that has not heard of that may take its bytes for the new one's."""
+    tell = GroupAverages._tell
+
+    def same(self: GroupAverages, parts: Any, average: Any) -> Any:
+        if average is not None and self._works:
+            self._numbers = count(min(self._works))
+        return tell(self, parts, average)
+
+    patch.setattr(GroupAverages, "_tell", same)
+
+
+def bytes_are_summed_before_they_are_told(patch: Patch) -> None:
+    patch.setattr(GroupShare, "covers", lambda self, begin, end: True)
+
+
+def bytes_are_served_before_they_are_told(patch: Patch) -> None:
+    patch.setattr(Computing, "there", lambda self, update: _EVERYTHING)
+
+
+_EVERYTHING = ByteRanges()
+_EVERYTHING.add(0, 1 << 40)
 
 
 def a_replica_is_stepped_in_place_though_it_is_needed(patch: Patch) -> None:
@@ -319,6 +356,10 @@ FAULTS: dict[Callable[[Patch], None], Callable[[History], History]] = {
     a_partial_is_served_before_it_is_made: in_groups,
     a_mean_takes_effect_before_all_hosts_have_it: in_groups,
     a_replica_is_stepped_in_place_though_it_is_needed: in_groups,
+    what_a_worker_has_withdrawn_is_averaged: all_reduces,
+    an_average_that_is_made_anew_has_the_number_of_the_one_that_was_dropped: all_reduces,
+    bytes_are_summed_before_they_are_told: all_reduces,
+    bytes_are_served_before_they_are_told: all_reduces,
 }
 
 FOUND_BEFORE = {

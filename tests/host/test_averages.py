@@ -89,7 +89,8 @@ class Member:
     """Host a, with the shares of workers 0 and 1 in averages."""
 
     def __init__(self) -> None:
-        offer = Mock(cuts=[0, 8], averaged_at=[0, 8], push_bytes=16, flags_bytes=0)
+        behind = {"flags_bytes": 4, "buffers_bytes": 4, "buffers_at": (12, 16)}
+        offer = Mock(cuts=[0, 8], averaged_at=[0, 8], push_bytes=16, **behind)
         plan, shelf, self.loop, self.report = MemoryPlan(3, slots=0, areas=4), Shelf(), Clockwork(), Mock()
         loop: Any = self.loop
         self.host = Averaging(shelf, plan, loop, Mock(), self.report, Mock(), Mock(offer=offer), name="a")

@@ -13,7 +13,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from paceline.core.items import Update, Version
+from paceline.core.items import Sum, Update, Version
 from paceline.errors import MessageUnreadable
 from paceline.ipc.memory import Span
 from paceline.transfer import fetch_table as module
@@ -225,7 +225,7 @@ def test_bytes_are_there_once_all_of_them_were_added_in_any_order() -> None:
 
 # --- who hears of what is fetched
 
-OTHER, ITEM, OWNER, SECOND = Peer("b", 1), Update(1, 0), ("step", 1), ("step", 2)
+OTHER, ITEM, SUM, OWNER, SECOND = Peer("b", 1), Update(1, 0), Sum(0), ("step", 1), ("step", 2)
 
 
 class Case:
@@ -283,6 +283,21 @@ def test_an_item_that_no_other_host_has_a_part_of_is_there_once_its_place_is() -
     assert [one[0] for one in case.items.mock_calls] == ["lay", "free", "settled"]
     case.items.free.assert_called_once_with(ITEM, True)
     assert (case.noted(), case.carrier.pending()) == ([], [])
+
+
+def test_what_is_cancelled_before_its_turn_has_no_place(case: Case) -> None:
+    """Who was to lay it out may know nothing of it by then."""
+
+    def arrived() -> None:
+        case.carrier.fetch(SUM, SECOND, Mock(), Mock())
+        case.carrier.cancel(SECOND)
+
+    case.carrier.fetch(ITEM, OWNER, arrived, case.lost)
+    for request in (1, 2):
+        case.comes(request, 2.0)
+    assert [call.args[0] for call in case.items.lay.call_args_list] == [ITEM]
+    assert case.carrier.pending() == []
+    assert [call.args[0] for call in case.items.settled.call_args_list] == [0, 1]
 
 
 @pytest.mark.parametrize("came", [0, 1, 2])

@@ -10,6 +10,7 @@ import pytest
 from paceline.core.items import Replica, Version
 from paceline.host import messages as host_messages
 from paceline.host.memory_plan import MemoryPlan
+from paceline.host.overlap import Computing
 from paceline.host.replicas.host_replicas import HostReplicas
 from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState
@@ -26,9 +27,8 @@ class Replicas:
         self.said: list[Any] = []
         self.shelf = Shelf(on_emptied=lambda place: self.here.emptied(place))
         seats = {worker: WorkerState(worker, trains=True) for worker in (2, 3)}
-        self.here = HostReplicas(
-            self.shelf, PLAN, self.memory, self.workers, seats, Mock(), self.carrier, self.said.append, name="b"
-        )
+        given = self.shelf, PLAN, self.memory, self.workers, seats, Mock(), self.carrier
+        self.here = HostReplicas(*given, self.said.append, Computing(), name="b")
         self.shelf.put(Version(0), ("beginning",), PLAN.shared)
         self.here.begin({2: 0, 3: 0}, Version(0))
         self.shelf.release(("beginning",))

@@ -51,6 +51,7 @@ class Several:
         self.heard: list[tuple[int, messages.Message, list[bytes]]] = []
         """What the head's host has heard: of whom, and the bytes of what came along."""
         self.head.worker_reports.hear = self._hear
+        self.head.averages.fetched = self.reports
         self.head.attachments = Attachments("node-0", self.carrier)
         self.head.here.items = ItemTable(Shelf(), {Blob: self.head.attachments}, Mock(), Mock())
         self.head.shard_reports = ShardReports(self.head, self.reports, lambda: self.at)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -23,13 +24,14 @@ from paceline.store.chunks import chunks_at
 from paceline.training.averages import AreaAverages
 from paceline.training.encoding import Encoding
 from paceline.training.layout import Layout, Places
+from paceline.transfer.byte_ranges import ByteRanges
 from support.run_state import OFFER
 
 HOSTS = {"a": (0, 3), "b": (1,), "c": (2, 4, 5)}
 WORKERS = 6
 PLAN = MemoryPlan(WORKERS, slots=0, areas=REPLICAS + 1)
 CODECS = ("int8", "powersgd")
-WAYS = ("ring", "replicas", "alone", "alone, in parts", *CODECS)
+WAYS = ("ring", "early", "replicas", "alone", "alone, in parts", *CODECS)
 WEIGHTS = [0.1, 0.2, 0.3, 0.05, 0.15, 0.2]
 
 
@@ -61,6 +63,10 @@ class Host:
     own: dict[int, bytes]
     """By worker here: what it gives."""
     shelf: Shelf = field(default_factory=Shelf)
+    there: dict[int, ByteRanges] = field(default_factory=dict)
+    """By worker here that still computes what it gives: which bytes of that there are."""
+    untold: list[tuple[int, int, int]] = field(default_factory=list)
+    """The rest of it: by worker, the first byte, and the one after the last."""
     ordered: Summation | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +80,21 @@ class Host:
         target = self.shelf.put(Mean(7), ("mean",), PLAN.shared)
         assert target is not None
         self.target = target
+
+    def computes(self, cuts: list[int]) -> None:
+        """Its workers still compute all that they give, but for which gradients there are."""
+        flags = cuts[-1], cuts[-1] + len(self.layout.moving)
+        ends = [*cuts, *flags[1:], self.layout.push_bytes]
+        for worker, given in self.own.items():
+            self.there[worker] = ByteRanges()
+            self.write(self.place(worker), 0, b"\xee" * len(given))
+            self.untold += [(worker, begin, end) for begin, end in pairwise(ends)]
+
+    def tell(self, lots: random.Random) -> None:
+        """A worker has more of what it gives."""
+        worker, begin, end = self.untold.pop(lots.randrange(len(self.untold)))
+        self.write(self.place(worker), begin, self.own[worker][begin:end])
+        self.there[worker].add(begin, end)
 
     def place(self, worker: int) -> int:
         return PLAN.of(worker)[0]
@@ -107,7 +128,8 @@ class Host:
         assert one is not None
         within, parts = (one.begin, one.end), len(self.own)
         for part in lots.sample(range(parts), parts):
-            self.averages.share(one.sources, one.target, one.weights, part, parts, of=one.of, within=within)
+            what = one.sources, one.target, one.weights, part, parts
+            self.averages.share(*what, of=one.of, within=within, flags=one.flags)
         self.reducer.made(one)
 
 
@@ -165,6 +187,7 @@ def members_of(way: str, host: Host) -> Group:
             workers,
             tuple(map(host.place, workers)),
             None if way == "replicas" else tuple(WEIGHTS[worker] for worker in workers),
+            tuple(host.there[worker] for worker in workers) if way == "early" and workers[0] in host.own else None,
         )
         for name, workers in members.items()
     ]
@@ -178,13 +201,19 @@ def averaged(way: str, lots: random.Random) -> list[bytes]:
     spread = {"": tuple(given)} if way.startswith("alone") else HOSTS
     hosts = {name: Host(layout, {worker: given[worker] for worker in own}) for name, own in spread.items()}
     for name, host in hosts.items():
+        if way == "early":
+            host.computes(offer.averaged_at)
         group = members_of(way, host)
         one_part = len(group.parts) == 1
         host.begin(Gather(group, offer) if one_part else Ring(group, offer, host.shelf, PLAN, name or None))
     while not all(host.reducer.complete for host in hosts.values()):
         does: list[Callable[[], object]] = [partial(host.make, lots) for host in hosts.values() if host.order()]
+        does += [partial(host.tell, lots) for host in hosts.values() if host.untold]
         does += [partial(fetch, host, item, hosts, lots) for host in hosts.values() for item in host.missing]
         lots.choice(does)()
+    for host in hosts.values():
+        while host.untold:  # what lies behind the buffers is nobody's
+            host.tell(lots)
     for host in hosts.values():
         assert not host.order(), "nothing is left to do"
         begin = layout.flags_offset if way in CODECS else 0  # what is encoded is decoded in front of that
@@ -199,6 +228,10 @@ def averaged(way: str, lots: random.Random) -> list[bytes]:
 @pytest.mark.parametrize("way", WAYS)
 def test_all_hosts_come_to_the_same_bytes_whatever_comes_first(way: str) -> None:
     assert len({mean for seed in range(5) for mean in averaged(way, random.Random(seed))}) == 1
+
+
+def test_an_average_that_begins_while_its_members_compute_comes_to_the_same_bytes() -> None:
+    assert averaged("early", random.Random(0)) == averaged("ring", random.Random(0))
 
 
 def test_one_host_that_makes_the_parts_of_all_comes_to_their_bytes() -> None:

@@ -470,7 +470,7 @@ class Averagers:
         """It makes the share that it was told to make. Return the place that the average is made in."""
         order = self.told(worker).pop(0)
         assert isinstance(order, messages.worker.AverageShare)
-        self.says(worker, messages.worker.ShareAveraged(order.group))
+        self.says(worker, messages.worker.ShareAveraged(order.number))
         return order.target
 
     def says(self, worker: int, message: messages.Message | Exception) -> None:

@@ -4,6 +4,7 @@ the script has, whatever it has changed meanwhile."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.core import shards
 from paceline.ipc.messages.worker import Accumulated, Begin, Withdrawn
 from paceline.training.device import copier as copier_module
 from paceline.training.device import device_push
@@ -19,7 +21,7 @@ from paceline.training.device.device_push import DeviceGradients
 from paceline.training.holders import push
 from paceline.training.holders.buckets import buckets_of
 from paceline.training.holders.choice import holder_of
-from paceline.training.holders.push import AreaPush, OverlappedPush
+from paceline.training.holders.push import AreaPush, AveragedPush, OverlappedPush
 from paceline.training.holders.stored import WindowHolder
 from paceline.training.layout import Layout, Places
 from paceline.training.model.structure import Followed
@@ -134,6 +136,27 @@ class Told(Case):
         return len(self.told)
 
 
+class Averaged(Told):
+    """The run is told of each bucket that hosts may average, from a worker's second step on."""
+
+    def __init__(self, model: nn.Module | None = None, worker: int = 0) -> None:
+        super().__init__(model, worker)
+        self.push = AveragedPush(self.context)
+        self.push.use(0)
+        self.withdrew = 0
+        self.backward()
+        self.step()
+        assert not self.told
+
+    def step(self) -> None:
+        """What was told is there in the end, flags included, or it was withdrawn."""
+        super().step()
+        if len(self.withdrawals) == self.withdrew:
+            assert all(self.area(begin, end) == there for (begin, end), there in self.seen.items())
+        self.seen.clear()
+        self.withdrew = len(self.withdrawals)
+
+
 class Leaves(Case):
     """Each bucket leaves a device, whose copies come as late as they may."""
 
@@ -160,7 +183,7 @@ class Leaves(Case):
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small gradients are treated as large ones, too."""
     monkeypatch.setattr(push, "TELLS", 128)
-    monkeypatch.setattr(push, "WORTH", 128)
+    monkeypatch.setattr(shards, "LEAVES_EARLY", 128)
     monkeypatch.setattr(push, "AT_ONCE", 0)
     monkeypatch.setattr(copier_module, "BUCKET", 128)
 
@@ -323,22 +346,28 @@ def no_numbers(case: Case) -> None:
     case.step()
 
 
-@pytest.mark.filterwarnings("ignore:Using backward")
-@pytest.mark.parametrize(
-    "does",
-    [
-        thrown_away,
-        discarded_at_the_end,
-        discarded_one_by_one,
-        of_a_bucket_that_is_not_full,
-        lacking_in_one_step,
-        added_up,
-        kept_for_the_next_step,
-        used_twice,
-        with_a_graph_of_its_own,
-        no_numbers,
-    ],
+def lacking_one(case: Case) -> None:
+    case.model.parts[3].grad = None
+
+
+DOES = (
+    thrown_away,
+    discarded_at_the_end,
+    discarded_one_by_one,
+    of_a_bucket_that_is_not_full,
+    lacking_in_one_step,
+    added_up,
+    kept_for_the_next_step,
+    used_twice,
+    with_a_graph_of_its_own,
+    no_numbers,
 )
+LEAVE = ((384, 448), (256, 384), (128, 256), (0, 128))
+"""What leaves in a step, in order. The last one has a parameter that never has a gradient."""
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("does", DOES)
 def test_whatever_a_script_does_its_gradients_are_pushed_as_they_are_at_each_step(
     does: Callable[[Case], None], case: Case
 ) -> None:
@@ -381,6 +410,111 @@ def test_what_does_not_hold_is_withdrawn_and_all_else_holds(
     case = Told()
     does(case)
     assert (len(case.told), len(case.withdrawals)) == (told, withdrawals)
+
+
+FLAGS = (448, 455)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_where_hosts_average_what_a_script_changes_is_withdrawn_and_it_is_told_of_ever_less_often(
+    change: Callable[[Case], None],
+) -> None:
+    case, told = Averaged(), []
+    for _ in range(12):
+        case.backward()
+        told.append(len(case.told))
+        change(case)
+        case.step()
+    assert len(case.withdrawals) == 4
+    rests = [number for number, (before, now) in enumerate(pairwise([0, *told])) if before == now]
+    assert rests == [1, 3, 4, 6, 7, 8, 9, 11]
+    assert case.remarks == [push.CHANGED]
+
+
+@pytest.mark.parametrize("change", [Case.backward, lacking_one])
+def test_where_hosts_average_what_a_script_begins_to_do_in_each_step_is_withdrawn_once(
+    change: Callable[[Case], None],
+) -> None:
+    case = Averaged()
+    for _ in range(6):
+        case.backward()
+        change(case)
+        case.step()
+    assert len(case.withdrawals) == 1
+    assert case.told[-5:] == [FLAGS, *LEAVE]
+    assert not case.remarks
+
+
+def test_where_hosts_average_flags_are_told_first_and_what_has_no_gradient_with_them() -> None:
+    case = Averaged()
+    for _ in range(2):
+        case.told.clear()
+        case.backward()
+        assert case.told == [FLAGS, *LEAVE]
+        case.step()
+    case.model.parts[4].requires_grad_(False)
+    case.model.parts[5].requires_grad_(False)
+    for _ in range(4):
+        case.told.clear()
+        case.backward()
+        case.step()
+    assert case.told[:2] == [FLAGS, (384, 448)], "both are all of a bucket"
+    assert sorted(case.told[1:]) == sorted(LEAVE)
+
+
+def test_where_hosts_average_no_bucket_is_told_with_a_gradient_that_the_script_makes_by_itself() -> None:
+    """It may do so at the last moment."""
+    case = Averaged()
+    for step in range(4):
+        case.told.clear()
+        case.backward()
+        case.model.unused.grad = torch.full((3,), float(step))
+        case.step()
+    assert case.told == [FLAGS, *LEAVE[:-1]]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_where_hosts_average_what_was_copied_and_not_told_is_pushed_as_it_is_at_the_step(
+    change: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only bucket waits for a gradient that never comes by autograd."""
+    monkeypatch.setattr(push, "TELLS", 10_000)
+    case = Averaged()
+    for step in range(6):
+        case.backward()
+        case.model.unused.grad = torch.full((3,), float(step))
+        if step % 2:
+            change(case)
+        case.step()
+        if step == 0:  # nobody had expected that one
+            assert len(case.told) == 2
+            case.told.clear()
+    assert not case.told
+    assert len(case.withdrawals) == 1
+
+
+def test_where_hosts_average_gradients_that_several_backwards_add_up_are_told_with_the_last_of_them() -> None:
+    case = Averaged()
+    for told in (5, 0, 5, 5):
+        case.told.clear()
+        case.backward()
+        assert not case.told or told
+        case.backward()
+        case.step()
+        assert len(case.told) == told
+    assert len(case.withdrawals) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("does", DOES)
+def test_where_hosts_average_whatever_a_script_does_what_was_told_is_pushed_or_withdrawn(
+    does: Callable[[Case], None],
+) -> None:
+    case = Averaged()
+    for _ in range(3):
+        does(case)
+        case.backward(3.0)
+        case.step()
 
 
 def test_gradients_that_are_changed_to_what_they_were_still_hold() -> None:

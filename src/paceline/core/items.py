@@ -48,16 +48,16 @@ class Replica(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """The mean of a group."""
+    """The mean that a group averages to, by the average's number."""
 
-    group: int
+    number: int
     kind: str = "mean"
 
 
 class Partial(NamedTuple):
-    """One host's part of a group's average: the sum of its members' terms, or its only member's."""
+    """One host's part of that average: the sum of its members' terms, or its only member's."""
 
-    group: int
+    number: int
     host: str
     kind: str = "partial"
 

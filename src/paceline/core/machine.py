@@ -184,6 +184,11 @@ class Spec:
         return self.state == "store" and self.local_steps and not self.pushes_at_once
 
     @property
+    def averages_early(self) -> bool:
+        """Whether hosts may average gradients while workers still compute the rest."""
+        return self.state == "replicas" and self.pushes == "gradient" and self.rounds
+
+    @property
     def brings_early(self) -> bool:
         """Whether other hosts' stores may get gradients while workers still compute the rest."""
         return self.state == "store" and self.pushes == "gradient" and self.pushes_at_once

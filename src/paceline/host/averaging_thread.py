@@ -42,8 +42,9 @@ def _average(channel: Channel, averages: AreaAverages, worker: int, started: thr
                 len(order.members),
                 of=order.of,
                 within=(order.begin, order.end),
+                flags=order.flags,
             )
-            channel.send(messages.worker.ShareAveraged(order.group))
+            channel.send(messages.worker.ShareAveraged(order.number))
     except PeerLost:
         pass
     except BaseException:  # otherwise the group would wait for this share for ever, and its members with it

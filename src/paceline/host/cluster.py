@@ -29,7 +29,7 @@ from paceline.core.orders import (
     StepReplica,
 )
 from paceline.core.phrases import listed
-from paceline.core.shards import Shard, cut
+from paceline.core.shards import Shard, cut, leaves_early
 from paceline.host import messages as host_messages
 from paceline.host.attachments import recorded_file
 from paceline.host.contract import Progress, Resumption, SwitchVersion, Updates, called
@@ -249,6 +249,7 @@ class Cluster:
 
         The optimizer's state moves to where it is needed, and orders wait for all that.
         """
+        self.averages.early.forget()
         self.switches.begin(part, members, makes)
 
     # --- how orders are going ---------------------------------------------------------------------
@@ -592,6 +593,7 @@ class Cluster:
         """
         seat = self.seats[worker]
         seat.trains, seat.step, seat.released, seat.died = False, None, None, died
+        self.averages.early.leaves(worker)
         self.switches.left(worker)
         self.joins.left(worker, died)
         self.aggregation.cancel(worker)
@@ -608,6 +610,7 @@ class Cluster:
         self.here.forget(worker)
         if self.here.replicas is not None:
             self.here.replicas.averaging.gone(worker)
+        self.averages.early.leaves(worker)
         self.averages.gone(worker)
         self.replicas.gone(worker)
         self.joins.gone(worker)
@@ -820,10 +823,18 @@ class Cluster:
     def begins_step(self, worker: int, step: int) -> None:
         """The worker computes that step, or is about to: others may bring what there is of its update."""
         seat = self.seats[worker]
+        if seat.trains and self.spec.averages_early:
+            self.averages.early.computes(worker, step)
         if self.early is None or not self.spec.brings_early or not seat.trains or self.aggregation.adds_up(worker):
             return
         if seat.elsewhere or self.shards:
             self.early.released(worker, step, elsewhere=seat.elsewhere)
+
+    @property
+    def averages_early(self) -> bool:
+        """Whether it pays to begin averages while workers compute: what is encoded can't be summed piece by piece."""
+        offer = self.memory.offer
+        return self.carrier is not None and not offer.encoded_cuts and leaves_early(offer.cuts[-1])
 
     def drop_update(self, worker: int, step: int) -> None:
         """There will be no update of this step, or none that counts: its place is free."""
@@ -891,7 +902,8 @@ class Cluster:
         elif not self._leaves_undone(worker, step):
             change, scalars = self.replicas.step(order)
             scalars = self.hyperparameters.of_replica(worker, scalars)
-        told = host_messages.TakeStep(worker, step, change, order.group, scalars)
+        mean = None if order.group is None else self.averages.number(order.group)
+        told = host_messages.TakeStep(worker, step, change, mean, scalars)
         self.tell_replicas(self.others.host_of(worker), told)
 
     def _hear_worker(self, worker: int, said: messages.worker.FromWorker, attached: Attached | None) -> None:
@@ -913,9 +925,9 @@ class Cluster:
             case ParametersTaken() | ComputesTaken() | Computes():  # each step comes by here
                 self._report(event)
             case FetchTimes():
-                self._report(event.ending(self._now()))
-            case Averaged(group=group) | GivenUp(group=group):
-                self.averages.has_made(group, self.name)
+                self.averages.fetched(event.ending(self._now()))
+            case Averaged(number=number) | GivenUp(number=number):
+                self.averages.has_made(number, self.name)
             case host_messages.ItemCopied(number=number):
                 self.transfers.brought(number, self.name)
             case host_messages.Lacks(worker=worker, why=why):

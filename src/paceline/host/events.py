@@ -79,15 +79,15 @@ WorkerEvent = Fact | WorkerSaid | WorkerEnded | AwaitsPlace | AwaitsVersion | Co
 
 
 class Averaged(Message):
-    """All of that group's mean is there."""
+    """All of that average's mean is there."""
 
-    group: Count
+    number: Count
 
 
 class GivenUp(Message):
-    """Nothing is written there any more for that group, which fails."""
+    """Nothing is written there any more for that average, which counts for nothing."""
 
-    group: Count
+    number: Count
 
 
 @dataclass(frozen=True, slots=True)

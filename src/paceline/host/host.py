@@ -126,6 +126,7 @@ class Host:
         self.start = TrainingStart(self, plan, report, stand_in, name=name, head=head)
         self._contributed: dict[int, list[tuple[int, int]]] = {}
         """By version that is ordered: the updates from here that it will have."""
+        self.computing = Computing()
         self.replicas: HostReplicas | None = None
         """What sees to replicas, if each worker owns one, at least while one of the protocol's parts decides."""
         if choice.has_replicas:
@@ -138,11 +139,11 @@ class Host:
                 loop,
                 carrier,
                 report,
+                self.computing,
                 name=name,
                 deaths_are_told=authority is not None and authority.deaths_are_told,
                 never_comes=None if authority is None else authority.copy_never_comes,
             )
-        self.computing = Computing()
         kind = Summands if choice.has_store else Gathered
         self.summands = kind(
             self.shelf, self.memory, self.reducer, self.computing, self.own, host_of, self.versions.changed
@@ -498,6 +499,8 @@ class Host:
     @property
     def tells(self) -> bool:
         """Whether other hosts are brought what there is of updates that workers here compute."""
+        if self.owns_replicas:
+            return self._carrier is not None and self.part.spec.averages_early
         return self.part.spec.brings_early and not self.versions.makes_all and not self.adds_up
 
     def _bring(self, worker: int, version: Version, there: Callable[[], None]) -> None:
@@ -635,7 +638,7 @@ class Host:
         match message:
             case messages.worker.Accumulated(step=step, begin=begin, end=end):
                 self.computing.told(worker, step, begin, end)
-                self.there_is_more(Update(worker, step))
+                self._has_more(Update(worker, step))
                 return  # it concerns nobody else
             case messages.worker.StepFinished(step=step):  # its version stays: it may be released on that once more
                 # and its update, if the head asks for that before the worker leaves
@@ -669,7 +672,13 @@ class Host:
 
     def _has_update(self, worker: int, step: int) -> None:
         self.computing.finished(worker, step)
-        self.there_is_more(Update(worker, step))
+        self._has_more(Update(worker, step))
+
+    def _has_more(self, update: Update) -> None:
+        """A worker here has more of its update in its place. Other hosts may have asked for it."""
+        self.there_is_more(update)
+        if self.replicas is not None:
+            self.replicas.averaging.there_is_more(update)
 
     def tell_part(self, state: int | None) -> None:
         """Tell the workers here which part of the protocol decides. `state`: what their optimizers go on with."""

@@ -360,8 +360,8 @@ class TakeStep(Message):
     step: int
     change: int | None
     """None: it goes without that step."""
-    group: int | None
-    """The group whose mean gradient it is made with. None: the worker's own."""
+    mean: int | None
+    """The number of the average whose mean gradient it is made with. None: the worker's own."""
     scalars: list[dict[str, Any]] | None
     """See `messages.worker.MakeStep`."""
 
@@ -386,22 +386,24 @@ class GroupPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AverageGroup(Message):
-    """Make this host's part of that group's average. It is answered by `Averaged`. See `reducers.Group`."""
+    """Make this host's part of a group's average. It is answered by `Averaged`. See `reducers.Group`."""
 
-    group: int
+    number: int
     parts: tuple[GroupPart, ...]
+    early: bool
+    """Whether members still compute what is averaged, so that each of its bytes is taken as it is there."""
 
 
 class DropAverage(Message):
-    """The group fails. It is answered by `GivenUp`, unless the host has said `Averaged`."""
+    """That average counts for nothing. It is answered by `GivenUp`, unless the host has said `Averaged`."""
 
-    group: int
+    number: int
 
 
 class EndAverage(Message):
-    """All know how the group has ended. If it has not failed, its mean takes effect."""
+    """All know how that average has ended. If it was not given up, its mean takes effect."""
 
-    group: int
+    number: int
     made: bool
     changes: dict[int, int] = msgspec.field(default_factory=dict)
     """By member here whose replica is that mean from now on: its number."""

@@ -130,6 +130,7 @@ class OtherHosts:
             case Release(parameters="own"):
                 one = self._workers.get(order.worker)
                 if one is not None and not one.left:  # else the machine is to hear of it
+                    one.step = order.step if self._cluster.owns_replicas else None
                     one.host.turns_of(order.worker).released(order.step, order.version, order.steps)
                     if order.worker not in one.host.away:
                         self._release(one.host, order)

@@ -7,6 +7,7 @@ what came early.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Update
@@ -25,20 +26,28 @@ class Computing:
 
     def __init__(self) -> None:
         self._told: dict[int, tuple[int, ByteRanges]] = {}
-        """By worker: the step of which it has told something last, and what."""
+        """By worker: the last step of which it has told something, or an average waits for it; and what it has told."""
         self._finished: dict[int, int] = {}
         """By worker: the last step that it has finished."""
 
     def told(self, worker: int, step: int, begin: int, end: int) -> None:
         """These bytes of the update that the worker computes are in its place."""
-        if worker not in self._told or self._told[worker][0] != step:
-            self._told[worker] = step, ByteRanges()
-        self._told[worker][1].add(begin, end)
+        self.there(Update(worker, step)).add(begin, end)
 
     def finished(self, worker: int, step: int) -> None:
         """All of that update is in its place."""
-        self._told.pop(worker, None)
+        self.there(Update(worker, step)).add(0, sys.maxsize)
         self._finished[worker] = step
+
+    def there(self, update: Update) -> ByteRanges:
+        """Return which bytes of the worker's last update are in its place, now and as it tells of more."""
+        step, coverage = self._told.get(update.worker, (-1, ByteRanges()))
+        if step == update.step:
+            return coverage
+        coverage = ByteRanges()
+        if step < update.step:  # else the worker is past it, and it counts for nothing
+            self._told[update.worker] = update.step, coverage
+        return coverage
 
     def look(self, update: Update, begin: int, end: int, *, laid: bool) -> Where:
         """Where these bytes are. `laid`: whether the update has a place.

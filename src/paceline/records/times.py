@@ -138,10 +138,10 @@ def _named(item: Item) -> tuple[str, int | None, int | None]:
             return "update", worker, step
         case Sum(number=number):
             return "sum", None, number
-        case Partial(group=group):
-            return "partial", None, group
-        case Mean(group=group):
-            return "mean", None, group
+        case Partial(number=number):
+            return "partial", None, number
+        case Mean(number=number):
+            return "mean", None, number
         case Replica(worker=worker, change=change):
             return "replica", worker, change
     return "other", None, None

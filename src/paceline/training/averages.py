@@ -37,8 +37,10 @@ class _Share:
     """Runs of parameters, or slices of large ones."""
     apart: list[list[tuple[int, GradientRange]]]
     """By run: the same elements by parameter, as (its number, its slice)."""
-    first: bool
-    """Whether this share also has the buffers and the flags."""
+    buffers: bool
+    """Whether this share also has the buffers."""
+    flags: bool
+    """Whether it also has the flags."""
 
 
 class AreaAverages:
@@ -70,6 +72,7 @@ class AreaAverages:
         *,
         of: int | None = None,
         within: tuple[int, int] | None = None,
+        flags: bool = True,
     ) -> None:
         """Write share `part` of `parts` of the average of the areas `sources`, summed in that order, into `target`.
 
@@ -79,8 +82,9 @@ class AreaAverages:
         Without weights it is the mean of parameters and buffers, and all flags are set. With weights it is, for each
         parameter, the weighted sum over the sources whose flag for it is 1, bit for bit as a commit makes it. What is
         encoded is decoded before. If no source has it, the target's flag is 0 and its value untouched. Buffers are
-        averaged either way, as `merged` does. The first share makes buffers and flags. Raises ValueError if the target
-        is a source.
+        averaged either way, as `merged` does. The first share makes buffers and flags, which go with the first bytes.
+        Flags are also made by themselves, `within` their own bytes. They don't go with the first bytes then: `flags`.
+        Raises ValueError if the target is a source.
         """
         _check(sources, target)
         mine, of = self._share(part, parts, within), len(sources) if of is None else of
@@ -93,11 +97,12 @@ class AreaAverages:
             for run, apart in zip(mine.runs, mine.apart, strict=True):
                 decode(self._places.layout, self._places.region.memory, pushed, run.entry.offset, run.entry.stop)
                 self._weighted(pushed, target, run, apart)
-        if mine.first:
-            own = self._area(target)
+        own = self._area(target)
+        if mine.buffers:
             copies = [self._area(area).buffers for area in sources]
             for name, value in (merged(copies, "mean") if of == len(sources) else added(copies, of)).items():
                 own.buffers[name].copy_(value)
+        if mine.flags and flags:
             if weights is None:
                 own.present.fill_(1)
             else:
@@ -253,7 +258,9 @@ class AreaAverages:
                 before += _bytes(piece)
             runs = [GradientRange(piece.entry) for piece in mine]
             apart = [[(number, GradientRange(entry)) for number, entry in piece.apart()] for piece in mine]
-            found = self._shares[part, parts, within] = _Share(runs, apart, part == 0 and begin == 0)
+            first, flags_at = part == 0, self._places.layout.flags_offset
+            found = _Share(runs, apart, first and begin == 0, first and begin in (0, flags_at))
+            self._shares[part, parts, within] = found
         return found
 
     def _in(self, area: int, entry: Entry) -> Tensor:

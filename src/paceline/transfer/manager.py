@@ -315,6 +315,8 @@ class TransferManager:
     # --- inside: what is fetched --------------------------------------------------------------------
 
     def _begin(self, want: _Want) -> None:
+        if not want.wanted:  # it was cancelled before its turn, and who was to lay it out may know nothing of it
+            return
         there = self._items.lay(want.item, want.number)
         if want.ranges:
             self._plane.tell(Want(want.number, want.named, want.ranges, want.parts), there)

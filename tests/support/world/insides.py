@@ -97,6 +97,7 @@ def replaced(parts: int) -> Iterator[None]:
     with (
         patch.object(data_connection, "PART", parts),
         patch.object(shards, "PIECE", parts // 2),
+        patch.object(shards, "LEAVES_EARLY", 0),
         patch.object(rest, "machine", lambda: MACHINE),
         patch.object(agents, "machine", lambda: MACHINE),
         patch.object(hash_seed, "of_this_process", lambda: MACHINE.hash_seed),

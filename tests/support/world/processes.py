@@ -447,7 +447,7 @@ class Worker(Program):
         assert self._shown is not None
         self._sees(*self._shown, f"its replica at step {go.step}", PARAMETERS)
         memory.write(area, TORN)
-        yield self.takes(self._script.computes) * self._pace
+        yield from self._computes_gradient(go.step, area, flags_first=True)
         self._sees(*self._shown, f"its replica at the end of step {go.step}", PARAMETERS)
         memory.write(area, self._contents.update(self.worker, go.step))
         self._computes = False
@@ -469,7 +469,7 @@ class Worker(Program):
                 self._sees(source, step.before, what, PARAMETERS)
             if order.gradients is not None and step.group is not None:
                 for within in (PARAMETERS, IN_FRONT):
-                    mean = f"the mean of group {step.group.order.group}"
+                    mean = f"the mean of {sorted(step.group.terms)}"
                     self._sees(memory.area(order.gradients), step.group.mean, mean, within)
             for within in (PARAMETERS, BUFFERS):
                 memory.write(target, step.after if done else TORN, within)
@@ -512,15 +512,20 @@ class Worker(Program):
             self._memory.write(area, self._contents.update(self.worker, step))
             self.say(messages.worker.UpdateMade(step))
 
-    def _computes_gradient(self, step: int, area: Bytes) -> Course:
-        """Compute. If anybody listens, tell of gradients as they are there, and sometimes change them at the end."""
+    def _computes_gradient(self, step: int, area: Bytes, *, flags_first: bool = False) -> Course:
+        """Compute. If anybody listens, tell of gradients as they are there, and sometimes change them at the end.
+
+        `flags_first`: tell of flags before that, as they are likely to be.
+        """
         seconds = self.takes(self._script.computes) * self._pace
         ranges = list(pairwise(CUTS[self._script.pieces])) if self._tells else []
         told = ranges[: self._lots.randint(0, len(ranges))]
         changes = bool(told) and self._lots.random() < CHANGES
         content = self._contents.draft(self.worker, step) if changes else self._contents.update(self.worker, step)
-        for within in reversed(told):
-            yield seconds / (len(told) + 1)
+        if changes and self.replicas is not None:
+            self.replicas.drafts.add((self.worker, step))
+        for within in [*([IN_FRONT] if flags_first and told else []), *reversed(told)]:
+            yield 0.0 if within == IN_FRONT else seconds / (len(told) + 1)
             self._memory.write(area, content, within)
             self.say(messages.worker.Accumulated(step, *within))
         yield seconds / (len(told) + 1)
@@ -677,13 +682,13 @@ class Averager(Program):
         while True:
             order, _ = yield None
             yield from self._makes(order)
-            self.say(messages.worker.ShareAveraged(order.group))
+            self.say(messages.worker.ShareAveraged(order.number))
 
     def _makes(self, order: messages.worker.AverageShare) -> Course:
         """Make its share, piece by piece. What goes with the first byte is of the first one of a share."""
         worker, memory = self._worker, self._memory
         assert worker.replicas is not None
-        group = worker.replicas.groups[order.group]
+        group = worker.replicas.averages[order.number]
         terms, weights, made = group.share(worker.host, order.of, gathers=worker._script.encodes)
         if order.members != sorted(group.parts[worker.host]) or order.weights != weights:
             raise Wrong(f"{self.what} is to make a share of {group} by {order}")
@@ -691,20 +696,22 @@ class Averager(Program):
             raise Wrong(f"{self.what} is to average {len(terms)} terms by {order}")
         part, target = order.members.index(worker.worker), memory.area(order.target)
         pieces = [one for one in pairwise(self._cuts) if order.begin <= one[0] < order.end]
+        if (order.begin, order.end) == IN_FRONT:
+            pieces = [IN_FRONT]
         size = sum(end - begin for begin, end in pieces)
         mine = [one for one in pieces if (one[0] - pieces[0][0]) * len(order.members) // size == part]
         if part == 0 and order.begin == 0:
-            mine += [IN_FRONT, BUFFERS]
+            mine += [IN_FRONT, BUFFERS] if order.flags else [BUFFERS]
         flags = [] if weights is None else [IN_FRONT]
         for within in mine:
             memory.write(target, TORN, within)
         for within in mine:
             yield self.takes(worker.averages / len(mine))
-            void = order.group in worker.replicas.void  # the places of its terms may be others' by now
+            void = not worker.replicas.counts(order.number)  # the places of its terms may be others' by now
             for source, term in () if void else zip(order.sources, terms, strict=True):
                 for read in dict.fromkeys([*flags, *([within] if within != IN_FRONT else [])]):
-                    memory.check(memory.area(source), term, self.what, f"a term of group {order.group}", read)
-            memory.write(target, made, within)
+                    memory.check(memory.area(source), term, self.what, f"a term of average {order.number}", read)
+            memory.write(target, TORN if void else made, within)
 
 
 @dataclass(slots=True)

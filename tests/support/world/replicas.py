@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 from paceline.core.facts import Fact, ReduceFinished, ReplicaCopied
@@ -14,7 +15,9 @@ from support.world.contents import Contents, digest
 
 @dataclass(frozen=True)
 class Group:
-    order: Reduce
+    what: str
+    early: frozenset[tuple[int, int]]
+    """By worker and step: whose gradients it averages while they are computed. Empty: its order has come before."""
     terms: dict[int, bytes]
     """By member: the content of what it gives."""
     weights: dict[int, float]
@@ -25,13 +28,14 @@ class Group:
     @cached_property
     def mean(self) -> bytes:
         """The content of what it averages to."""
-        return digest("mean", self.order.group, tuple(self.terms.values()), tuple(self.weights.values()))
+        return digest("mean", tuple(self.terms.values()), tuple(self.weights.values()))
 
     def given(self, host: str) -> bytes:
         members = self.parts[host]
         if len(members) == 1:
             return self.terms[members[0]]
-        return digest("partial", self.order.group, host, tuple(self.terms[worker] for worker in members))
+        weights = tuple(self.weights[worker] for worker in members if self.weights)
+        return digest("partial", host, tuple(self.terms[worker] for worker in members), weights)
 
     def share(self, host: str, of: int, *, gathers: bool) -> tuple[list[bytes], list[float] | None, bytes]:
         """What a share is made of that is ordered at that host, the weights, and what comes of it.
@@ -67,8 +71,12 @@ class Replicas:
         self.released: dict[tuple[int, int], bytes] = {}
         self.steps: dict[tuple[int, int], Stepping] = {}
         self.groups: dict[int, Group] = {}
+        self.averages: dict[int, Group] = {}
+        """By number, as hosts are told to make them."""
         self.void: set[int] = set()
-        """Groups of which a member's process has ended. Nobody reads what comes of their shares."""
+        """Numbers of those that count for nothing. Nobody reads what comes of their shares."""
+        self.drafts: set[tuple[int, int]] = set()
+        """By worker and step: gradients of which something else than what they come to was told."""
         self.cuts: dict[int, tuple[bytes, ...]] = {}
         self.taken_up: dict[int, bytes] = {}
         """By worker that has joined: what it was told to take part with. That may have been averaged as it hears so."""
@@ -77,6 +85,26 @@ class Replicas:
         """Take note of all that this host is told, before it is."""
         for name in ("begin", "carry_out", "tell", "gone", "record", "begin_anew"):
             setattr(host, name, self._before(getattr(host, name), getattr(self, f"_{name}"), host))
+        averages, tell, drop = host.averages, host.averages._tell, host.averages.early._drop
+
+        def told(parts: Any, average: Any) -> Any:
+            self.averages[next_number()] = self._early(parts) if average is None else self.groups[average.order.group]
+            return tell(parts, average)
+
+        def next_number() -> int:
+            number = next(averages._numbers)
+            averages._numbers = count(number)
+            return number
+
+        def dropped(work: Any) -> None:
+            self.void.add(work.number)
+            drop(work)
+
+        averages._tell, averages.early._drop = told, dropped
+
+    def counts(self, number: int) -> bool:
+        """Whether anybody may read what that average comes to."""
+        return number not in self.void and self.drafts.isdisjoint(self.averages[number].early)
 
     def recorded(self, version: int) -> bytes:
         """The content of that recorded mean."""
@@ -120,18 +148,27 @@ class Replicas:
         parts: dict[str, tuple[int, ...]] = {}
         for worker in terms:
             parts[self._host_of(worker)] = (*parts.get(self._host_of(worker), ()), worker)
-        return Group(order, terms, {worker: weight for worker, _, weight in order.contributions}, parts)
+        weights = {worker: weight for worker, _, weight in order.contributions}
+        return Group(order.what, frozenset(), terms, weights, parts)
+
+    def _early(self, told: Any) -> Group:
+        """What is begun early, of parts of hosts."""
+        steps = {worker: step for part in told for worker, step in zip(part.members, part.numbers, strict=True)}
+        weights = {worker: weight for part in told for worker, weight in zip(part.members, part.weights, strict=True)}
+        terms = {worker: self._contents.update(worker, steps[worker]) for worker in sorted(steps)}
+        parts = {part.host: part.members for part in told}
+        return Group("gradients", frozenset(steps.items()), terms, {worker: weights[worker] for worker in terms}, parts)
 
     def _tell(self, host: Any, fact: Fact) -> None:
         if isinstance(fact, ReplicaCopied):
             self.taken_up[fact.worker] = self._now[fact.worker]
         elif isinstance(fact, ReduceFinished):
             group = self.groups[fact.group]
-            if group.order.what == "parameters":
-                self._now.update(dict.fromkeys(group.order.members, group.mean))
+            if group.what == "parameters":
+                self._now.update(dict.fromkeys(group.terms, group.mean))
 
     def _gone(self, host: Any, worker: int) -> None:
-        self.void.update(number for number, group in self.groups.items() if worker in group.terms)
+        self.void.update(number for number, group in self.averages.items() if worker in group.terms)
 
     def _record(self, host: Any, version: int, workers: list[int], file: str, buffers: str, *_: Any) -> None:
         self.cuts[version] = tuple(self._now[worker] for worker in workers)

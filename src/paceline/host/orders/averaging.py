@@ -18,7 +18,7 @@ from paceline.host.events import Averaged, GivenUp
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import Placed
 from paceline.host.memory_plan import MemoryPlan
-from paceline.host.orders.reducers import Gather, Group, Reducer, Ring, Summation, needed
+from paceline.host.orders.reducers import Gather, Group, Nothing, Reducer, Ring, Summation, needed
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
 from paceline.ipc.channel import Channel, End
@@ -46,6 +46,8 @@ class _Work:
     reducer: Reducer
     mine: tuple[int, ...]
     """Members whose threads make shares here."""
+    early: Collection[Update]
+    """Updates of members here that are averaged while they are computed."""
     given: list[Update] = field(default_factory=list)
     """Encoded gradients of members here, which other hosts fetch."""
     awaited: set[int] = field(default_factory=set)
@@ -120,14 +122,17 @@ class Averaging(Placed[Partial | Mean]):
 
     # --- what is ordered ----------------------------------------------------------------------------
 
-    def begin(self, group: Group) -> None:
-        """Make this host's part of that average. `Averaged` is reported once the mean is here."""
+    def begin(self, group: Group, early: Collection[Update] = ()) -> None:
+        """Make this host's part of that average. `Averaged` is reported once the mean is here.
+
+        `early`: updates of members here that are still computed. See `there_is_more`.
+        """
         away = {update.worker for update in group.brought}
         members = sorted(
             worker for part in group.parts if self.is_at(part.host) for worker in part.members if worker not in away
         )
         mine = tuple(worker for worker in members if worker in self._averagers)
-        work = self._works[group.number] = _Work(group.number, self._reducer(group), mine)
+        work = self._works[group.number] = _Work(group.number, self._reducer(group), mine, early)
         work.broken = len(mine) < len(members) and not self._deaths_are_told
         if group.brought:
             for update in self._given_here(group, away):
@@ -158,6 +163,11 @@ class Averaging(Placed[Partial | Mean]):
             return Gather(group, offer)
         return Ring(group, offer, self._shelf, self._plan, None if self._carrier is None else self._name)
 
+    def decline(self, number: int) -> None:
+        """Make nothing of that average: a member here has declined its step, and the head is about to drop it."""
+        work = self._works[number] = _Work(number, Nothing(), (), (), dropped=True)
+        self._go_on(work)
+
     def make_room(self, update: Update) -> None:
         """Give that gradient of another host's worker its place, which a group about to begin keeps until its end."""
         if self._shelf.has(update):  # the head keeps the places of all workers' updates
@@ -181,6 +191,13 @@ class Averaging(Placed[Partial | Mean]):
         for item in (*work.reducer.needs, *work.given):
             self._shelf.release(needed(item))
 
+    def there_is_more(self, update: Update) -> None:
+        """A worker here has told more of that update, which may be averaged while the worker still computes it."""
+        for work in [one for one in self._works.values() if update in one.early]:
+            if self._carrier is not None and not work.dropped:
+                self._carrier.made(Partial(work.number, self._name))
+            self._go_on(work)
+
     def is_at(self, host: str) -> bool:
         """Whether that host's part of averages is made here."""
         return self._carrier is None or host == self._name
@@ -189,15 +206,15 @@ class Averaging(Placed[Partial | Mean]):
 
     def ranges(self, item: Partial | Mean) -> list[tuple[str, int, int]]:
         """Which hosts have which bytes of that."""
-        return self._works[item.group].reducer.ranges(item)
+        return self._works[item.number].reducer.ranges(item)
 
     def place(self, item: Partial | Mean) -> int:
         """Where that is, or comes to."""
-        return self._works[item.group].reducer.place(item)
+        return self._works[item.number].reducer.place(item)
 
     def look(self, item: Partial | Mean, begin: int, end: int) -> Where:
         """Where these bytes are, which another host asks for. It may have heard of the group before this one has."""
-        work = self._works.get(item.group)
+        work = self._works.get(item.number)
         return "coming" if work is None or work.dropped else work.reducer.look(item, begin, end)
 
     # --- inside -------------------------------------------------------------------------------------
@@ -230,7 +247,7 @@ class Averaging(Placed[Partial | Mean]):
     def _order(self, work: _Work, one: Summation) -> None:
         work.awaited = set(work.mine)
         order = messages.worker.AverageShare(
-            group=work.number,
+            number=work.number,
             members=list(work.mine),
             sources=[self._plan.area(source) for source in one.sources],
             target=self._plan.area(one.target),
@@ -238,6 +255,7 @@ class Averaging(Placed[Partial | Mean]):
             of=one.of,
             begin=one.begin,
             end=one.end,
+            flags=one.flags,
         )
         for worker in work.mine:
             self._averagers[worker].outbox.send(order)
@@ -253,7 +271,7 @@ class Averaging(Placed[Partial | Mean]):
             self._loop.unwatch(channel)
             self._give_up(worker, f"its averager sent a message that can't be read ({error})")
             return
-        work = self._works.get(message.group)
+        work = self._works.get(message.number)
         if work is not None and worker in work.awaited:  # otherwise the share was not asked for
             work.awaited.discard(worker)
             self._go_on(work)

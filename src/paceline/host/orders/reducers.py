@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from paceline.core.items import Item, Mean, Partial, Update
-from paceline.core.shards import Shard, cut, pieces
+from paceline.core.shards import Shard, pieces, striped
 from paceline.host.claims import Owner
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.version_shelf import Shelf
@@ -41,6 +41,12 @@ class GroupShare:
     """The places of what is averaged, one of each member. Another host's are not looked at, but counted."""
     weights: tuple[float, ...] | None
     """None: replicas are averaged, and each weighs the same."""
+    there: tuple[ByteRanges, ...] | None = None
+    """By member of this host: which bytes are in its source, while the member still computes. None: all are."""
+
+    def covers(self, begin: int, end: int) -> bool:
+        """Whether these bytes are in all sources of this host."""
+        return self.there is None or all(one.has(begin, end) for one in self.there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class Group:
     """An average to be made."""
 
     number: int
+    """Each average has its own, whatever became of those of the same members before."""
     target: int
     """The place of the mean, which no member has as its replica."""
     parts: tuple[GroupShare, ...]
@@ -70,6 +77,8 @@ class Summation(NamedTuple):
     of: int
     begin: int
     end: int
+    flags: bool = True
+    """Whether flags go with the first bytes. They may have been made before."""
 
 
 class Reducer(ABC):
@@ -119,6 +128,26 @@ class Reducer(ABC):
         return "gone"
 
 
+class Nothing(Reducer):
+    """Makes nothing of an average that counts for nothing."""
+
+    needs = ()
+
+    def here(self, item: Item) -> None:
+        """See `Reducer`."""
+
+    def next(self) -> None:
+        """See `Reducer`."""
+
+    def made(self, one: Summation) -> None:
+        """See `Reducer`."""
+
+    @property
+    def complete(self) -> bool:
+        """See `Reducer`."""
+        return False
+
+
 class Gather(Reducer):
     """Sums what all members give, once it is here, and makes all of the mean."""
 
@@ -151,7 +180,8 @@ class Ring(Reducer):
     """Adds up what this host's own members have: its *partial*. Then makes a slice of the mean of all partials.
 
     It fetches that slice of every other host's partial, adds the slices up in the hosts' order, and fetches the other
-    slices of the mean. So a link carries 2 (H - 1) / H models each way, as in a ring.
+    slices of the mean. So a link carries 2 (H - 1) / H models each way, as in a ring. A slice has several ranges: see
+    `core.shards.striped`. Some bytes of it may be made while members still compute the rest.
     """
 
     def __init__(self, group: Group, offer: Offered, shelf: Shelf, plan: MemoryPlan, host: str | None) -> None:
@@ -160,21 +190,23 @@ class Ring(Reducer):
         self._offer = offer
         self._host = host
         hosts = [part.host for part in group.parts]
-        self._slices = [Shard(hosts[0], 0, self._end)] if host is None else cut(offer.averaged_at, hosts)
+        self._ranges = [Shard(hosts[0], 0, self._end)] if host is None else striped(offer.averaged_at, hosts)
         """Which host makes which bytes of the mean."""
-        self._own = next((one for one in self._slices if host in (None, one.host)), None)
-        """Those that are made here. None: the model has too few pieces for that."""
+        self._own = [one for one in self._ranges if host in (None, one.host)]
+        """Those that are made here. Empty: the model has too few pieces for that."""
         self._terms: dict[str, int] = {}
         """By host: the place of what its members give, which is here, or comes here."""
         self._sums: list[tuple[GroupShare, Range]] = []
         """Whose members' sum is still to be made here, and which bytes of it, in order."""
+        self._making = 0
+        """The place there of what is being made."""
         self._summed: dict[str, ByteRanges] = {}
         """By host: which bytes are here of what its members give: made here, or come from there."""
-        self._slice = [] if self._own is None else self._steps(self._own) if host else [(0, self._end)]
+        self._slice = [step for one in self._own for step in self._steps(one)] if host else [(0, self._end)]
         """Which bytes of the mean are still to be made here."""
         self._has = ByteRanges()
         """Which are made."""
-        self._rest = all(host in (None, one.host) for one in self._slices)
+        self._rest = len(self._own) == len(self._ranges)
         """Whether the other slices are here."""
         for part in group.parts:
             self._give(part, shelf, plan)
@@ -185,15 +217,20 @@ class Ring(Reducer):
         here, summed = self._is_here(part), self._summed.setdefault(part.host, ByteRanges())
         if here and len(part.sources) == 1:
             self._terms[part.host] = part.sources[0]
-            summed.add(0, self._offer.push_bytes)
+            if part.there is None:
+                summed.add(0, self._offer.push_bytes)
+            else:
+                (self._summed[part.host],) = part.there
             return
         term = Partial(self._group.number, part.host)
         place = shelf.put(term, needed(term), plan.shared)
         assert place is not None  # `memory_plan.REPLICAS` counts these
         self._terms[part.host] = place
         if here:
-            steps = [self._steps(one) for one in self._slices] if self._host else [[(0, self._end)]]
-            # of each slice some, in turn: the host that makes it waits for no other's
+            steps = [self._steps(one) for one in self._ranges] if self._host else [[(0, self._end)]]
+            if part.there is not None:  # other hosts sum no bytes without them, and the first ones are made last
+                self._sums.append((part, self._flags))
+            # of each range some, in turn: the host that makes it waits for no other's
             self._sums += [(part, one) for these in zip_longest(*steps) for one in these if one is not None]
 
     def _is_here(self, part: GroupShare) -> bool:
@@ -211,7 +248,7 @@ class Ring(Reducer):
     def fetches(self) -> Sequence[Item]:
         """See `Reducer`."""
         elsewhere = [part for part in self._group.parts if not self._is_here(part)]
-        partials = [Partial(self._group.number, part.host) for part in elsewhere if self._own is not None]
+        partials = [Partial(self._group.number, part.host) for part in elsewhere if self._own]
         return [*partials, *([] if self._rest else [Mean(self._group.number)])]
 
     def came(self, item: Item, begin: int, end: int) -> None:
@@ -225,9 +262,11 @@ class Ring(Reducer):
 
     def next(self) -> Summation | None:
         """See `Reducer`."""
-        if self._sums:
-            part, within = self._sums[0]
-            return Summation(part.sources, self._terms[part.host], part.weights, 0, *within)
+        for place, (part, within) in enumerate(self._sums):
+            if all(part.covers(*one) for one in self._with(within)):
+                self._making = place
+                flags = part.there is None or within == self._flags
+                return Summation(part.sources, self._terms[part.host], part.weights, 0, *within, flags)
         ready = next(filter(self._summed_all, self._slice), None)
         if ready is None:
             return None
@@ -239,7 +278,7 @@ class Ring(Reducer):
             coverage, item = self._has, cast(Item, Mean(self._group.number))
             self._slice.remove((one.begin, one.end))
         else:
-            part, _ = self._sums.pop(0)
+            part, _ = self._sums.pop(self._making)
             coverage, item = self._summed[part.host], Partial(self._group.number, part.host)
         coverage.add(one.begin, one.end)
         if one.begin == 0:
@@ -255,13 +294,14 @@ class Ring(Reducer):
         """See `Reducer`. Of a partial, the bytes of the slice that is made here."""
         cuts = self._offer.averaged_at
         if isinstance(item, Partial):
-            assert self._own is not None
-            return [(item.host, *self._flags(self._own)), *pieces(cuts, [self._own._replace(host=item.host)])]
+            found = [(item.host, *self._flags), *pieces(cuts, [one._replace(host=item.host) for one in self._own])]
+            with_buffers = self._own[0].begin == 0 and self._offer.buffers_bytes
+            return [*found, (item.host, *self._offer.buffers_at)] if with_buffers else found
         found = list[tuple[str, int, int]]()
-        for one in self._slices:
+        for one in self._ranges:
             if one.host != self._host:
                 found += pieces(cuts, [one])
-                found += [(one.host, *self._flags(one))] if one.begin == 0 else []
+                found += [(one.host, self._end, self._offer.buffers_at[1])] if one.begin == 0 else []
         return found
 
     def place(self, item: Partial | Mean) -> int:
@@ -277,19 +317,20 @@ class Ring(Reducer):
         return "here" if self._summed[item.host].has(begin, end) else "coming"
 
     def _summed_all(self, within: Range) -> bool:
-        """Whether these bytes are here of what each host gives, flags included."""
-        assert self._own is not None
-        flags = self._flags(self._own)
-        return all(summed.has(*within) and summed.has(*flags) for summed in self._summed.values())
+        """Whether these bytes are here of what each host gives, with what goes with them."""
+        return all(summed.has(*one) for summed in self._summed.values() for one in self._with(within))
+
+    def _with(self, within: Range) -> list[Range]:
+        """These bytes, and those behind the parameters that their sum needs: flags, and with the first ones buffers."""
+        return [within, self._flags, *([self._offer.buffers_at] if within[0] == 0 else [])]
 
     @property
     def _end(self) -> int:
         return self._offer.cuts[-1]
 
-    def _flags(self, one: Shard) -> Range:
-        """The bytes behind the parameters that go with that slice: flags of all, and with the first one buffers."""
-        offer = self._offer
-        return self._end, offer.push_bytes if one.begin == 0 else self._end + offer.flags_bytes
+    @property
+    def _flags(self) -> Range:
+        return self._end, self._end + self._offer.flags_bytes
 
     @property
     def _weights(self) -> list[float] | None:

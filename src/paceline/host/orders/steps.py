@@ -24,9 +24,9 @@ def shown(worker: int) -> Owner:
     return "shown replica", worker
 
 
-def mean_of(group: int) -> Owner:
-    """Who claims the mean of that group until its members have it."""
-    return "mean of group", group
+def mean_of(average: int) -> Owner:
+    """Who claims the mean of that average until its members have it."""
+    return "mean of group", average
 
 
 class ReplicaSteps:
@@ -47,7 +47,7 @@ class ReplicaSteps:
         self._stepping: set[tuple[int, int]] = set()
         """(worker, step) that the worker was told to make, and has not made."""
         self._waiting: dict[int, set[int]] = {}
-        """By group whose mean gradient is made: the members here that are still to be told to step with it."""
+        """By average of gradients that is made: the members here that are still to be told to step with it."""
 
     @property
     def workers(self) -> list[int]:
@@ -89,22 +89,22 @@ class ReplicaSteps:
         """Have the worker's replica stepped, unless it goes without that step."""
         if order.change is not None and self._seats[order.worker].trains:
             self._step(order, Replica(order.worker, order.change))
-        self._needs_no_mean(order.worker, order.group)
+        self._needs_no_mean(order.worker, order.mean)
 
     def stepped(self, worker: int, step: int) -> None:
         """The worker's replica has made that step."""
         self._stepping.discard((worker, step))
         self._shelf.release(_stepping(worker, step))
 
-    def await_steps(self, group: int, members: Iterable[int]) -> None:
-        """That group's mean gradient is made. It is kept until members here were told to step with it, or left."""
-        self._waiting[group] = {worker for worker in members if self._seats[worker].trains}
-        self._needs_no_mean(None, group)
+    def await_steps(self, average: int, members: Iterable[int]) -> None:
+        """That average of gradients is made. It is kept until members here were told to step with it, or left."""
+        self._waiting[average] = {worker for worker in members if self._seats[worker].trains}
+        self._needs_no_mean(None, average)
 
     def left(self, worker: int) -> None:
         """The worker trains no more: it is told of no step."""
-        for group in list(self._waiting):
-            self._needs_no_mean(worker, group)
+        for average in list(self._waiting):
+            self._needs_no_mean(worker, average)
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended: it makes no step any more."""
@@ -114,7 +114,7 @@ class ReplicaSteps:
     def _step(self, order: host_messages.TakeStep, after: Replica) -> None:
         worker, step = order.worker, order.step
         before, owner = self.replica(worker), _stepping(worker, step)
-        mean = None if order.group is None else Mean(order.group)
+        mean = None if order.mean is None else Mean(order.mean)
         with_it = (mean,) if mean else ()
         source = target = self._shelf.place(before)
         if self._shelf.others(before, (replica_of(worker), shown(worker))):
@@ -130,14 +130,14 @@ class ReplicaSteps:
         place = None if mean is None else self._shelf.place(mean)
         self._send(worker, messages.worker.MakeStep(step, source, target, place, order.scalars))
 
-    def _needs_no_mean(self, worker: int | None, group: int | None) -> None:
-        """The worker has been told to step with that group's mean, or never will be."""
-        if group in self._waiting:
-            waiting = self._waiting[group]
+    def _needs_no_mean(self, worker: int | None, average: int | None) -> None:
+        """The worker has been told to step with that average's mean, or never will be."""
+        if average in self._waiting:
+            waiting = self._waiting[average]
             waiting -= {worker}
             if not waiting:
-                del self._waiting[group]
-                self._shelf.release(mean_of(group))
+                del self._waiting[average]
+                self._shelf.release(mean_of(average))
 
 
 def _stepping(worker: int, step: int) -> Owner:

@@ -18,10 +18,12 @@ from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.averaging import Averaging
 from paceline.host.orders.reducers import Group, GroupShare
 from paceline.host.orders.steps import ReplicaSteps, mean_of, shown
+from paceline.host.overlap import Computing
 from paceline.host.version_shelf import Shelf
 from paceline.host.worker_state import WorkerState
 from paceline.host.workers import Workers
 from paceline.ipc.loop import Loop
+from paceline.transfer.byte_ranges import ByteRanges
 from paceline.transfer.item_names import item_of
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
@@ -42,12 +44,15 @@ class HostReplicas(Placed[Replica]):
         loop: Loop,
         carrier: TransferManager | None,
         report: Callable[[host_messages.SaidOfReplicas], object],
+        computing: Computing,
         *,
         name: str,
         deaths_are_told: bool = False,
         never_comes: Callable[[int, str], None] | None = None,
     ) -> None:
-        """`carrier`: None if there are no other hosts. `name`: this host's. `deaths_are_told`: see `GroupAverages`.
+        """`carrier`: None if there are no other hosts. `computing`: what workers here have told of their updates.
+
+        `name`: this host's. `deaths_are_told`: see `GroupAverages`.
 
         `never_comes(number, why)`: what was to be brought here does not come. None: its host is lost then, or this one.
         """
@@ -60,6 +65,7 @@ class HostReplicas(Placed[Replica]):
         self._name = name
         self._carrier = carrier
         self._report = report
+        self._computing = computing
         self._never_comes = never_comes
         self._coming: dict[Item, str] = {}
         """By replica that comes here: its host."""
@@ -68,7 +74,7 @@ class HostReplicas(Placed[Replica]):
         self._copied: set[int] = set()
         """Places that replicas of other hosts were brought to. They take memory here until they are empty."""
         self._members: dict[int, tuple[tuple[int, ...], bool]] = {}
-        """By group at work: its members here, and whether it averages gradients."""
+        """By average at work: its members here, and whether it averages gradients."""
 
     # --- what workers begin with --------------------------------------------------------------------
 
@@ -138,8 +144,8 @@ class HostReplicas(Placed[Replica]):
                 self.steps.carry_out(order)
             case host_messages.AverageGroup():
                 self._average(order)
-            case host_messages.DropAverage(group=group):
-                self.averaging.drop(group)
+            case host_messages.DropAverage(number=number):
+                self.averaging.drop(number)
             case host_messages.EndAverage():
                 self._end_average(order)
             case host_messages.KeepItem(item=item, of=of):
@@ -188,17 +194,31 @@ class HostReplicas(Placed[Replica]):
     def _average(self, order: host_messages.AverageGroup) -> None:
         here = [part for part in order.parts if self.averaging.is_at(part.host)]
         members = tuple(worker for part in here for worker in part.members)
-        self._members[order.group] = members, order.parts[0].weights is not None
-        target = self._shelf.put(Mean(order.group), mean_of(order.group), self._plan.shared)
+        self._members[order.number] = members, order.parts[0].weights is not None
+        if order.early and not all(self._shelf.has(update) for part in here for update in _updates(part)):
+            self.averaging.decline(order.number)
+            return
+        target = self._shelf.put(Mean(order.number), mean_of(order.number), self._plan.shared)
         assert target is not None  # `memory_plan.REPLICAS` counts this one
         if order.parts[0].weights is not None and self._memory.offer.encoded_cuts:
             self.averaging.begin(self._gathered(order, target))
             return
         parts = tuple(
-            GroupShare(part.host, part.members, self._sources(part) if part in here else part.numbers, part.weights)
+            GroupShare(
+                part.host,
+                part.members,
+                self._sources(part) if part in here else part.numbers,
+                part.weights,
+                self._there(part) if order.early and part in here else None,
+            )
             for part in order.parts
         )
-        self.averaging.begin(Group(order.group, target, parts))
+        early = [update for part in here for update in _updates(part)] if order.early else []
+        self.averaging.begin(Group(order.number, target, parts), early)
+
+    def _there(self, part: host_messages.GroupPart) -> tuple[ByteRanges, ...]:
+        """By member here: which bytes of its update there are, now and as it tells of more."""
+        return tuple(self._computing.there(update) for update in _updates(part))
 
     def _gathered(self, order: host_messages.AverageGroup, target: int) -> Group:
         """Encoded gradients can't be summed: all come to each host, which makes all of the mean, in the same order."""
@@ -212,7 +232,7 @@ class HostReplicas(Placed[Replica]):
                     brought.append(update)
                 terms.append((worker, self._shelf.place(update), weight))
         members, sources, weights = zip(*sorted(terms), strict=True)
-        return Group(order.group, target, (GroupShare(self._name, members, sources, weights),), tuple(brought))
+        return Group(order.number, target, (GroupShare(self._name, members, sources, weights),), tuple(brought))
 
     def _sources(self, part: host_messages.GroupPart) -> tuple[int, ...]:
         """The places of what the members give, which are here."""
@@ -220,14 +240,14 @@ class HostReplicas(Placed[Replica]):
         return tuple(self._shelf.place(kind(*one)) for one in zip(part.members, part.numbers, strict=True))
 
     def _end_average(self, order: host_messages.EndAverage) -> None:
-        self.averaging.end(order.group)
-        members, gradients = self._members.pop(order.group)
+        self.averaging.end(order.number)
+        members, gradients = self._members.pop(order.number)
         for worker, change in order.changes.items():
-            self.steps.becomes(worker, change, Mean(order.group))
+            self.steps.becomes(worker, change, Mean(order.number))
         if order.made and gradients:
-            self.steps.await_steps(order.group, members)
+            self.steps.await_steps(order.number, members)
         else:
-            self._shelf.release(mean_of(order.group))
+            self._shelf.release(mean_of(order.number))
 
     def _keep(self, item: Item, of: Item | None) -> None:
         if of is None:
@@ -263,6 +283,11 @@ class HostReplicas(Placed[Replica]):
             if not self._shelf.has(item):
                 self._coming.pop(item, None)
                 self._when_there.pop(item, None)
+
+
+def _updates(part: host_messages.GroupPart) -> list[Update]:
+    """What its members give, where gradients are averaged."""
+    return [Update(worker, step) for worker, step in zip(part.members, part.numbers, strict=True)]
 
 
 def _kept(item: Item) -> Owner:

@@ -176,8 +176,8 @@ class RemoteReports:
             case host_messages.SumsLost(why=why):
                 self._cluster.aggregation.ends(name)
                 self._others.directory.sums_lost(name, why)
-            case Averaged(group=group) | GivenUp(group=group):
-                self._cluster.averages.has_made(group, name)
+            case Averaged(number=number) | GivenUp(number=number):
+                self._cluster.averages.has_made(number, name)
             case host_messages.ItemCopied(number=number):
                 if not self._cluster.transfers.brought(number, name):
                     raise MessageUnreadable(f"it was to bring nothing by the number {number}")
@@ -257,4 +257,4 @@ class RemoteReports:
             if len(self._fetched) >= KEPT * max(1, len(self._others.workers)):
                 del self._fetched[next(iter(self._fetched))]
             self._fetched[fetch.host, fetch.number] = fetch
-        self._report(fetch)
+        self._cluster.averages.fetched(fetch)

@@ -32,6 +32,7 @@ class WorkerReports:
             case messages.worker.LeaseWanted():
                 pass
             case messages.worker.Withdrawn(step=step):
+                self._cluster.averages.early.withdrawn(worker, step)
                 if self._cluster.early is not None:
                     self._cluster.early.withdrawn(worker, step)
                 return
@@ -84,6 +85,7 @@ class WorkerReports:
     def _idles(self, seat: WorkerState) -> None:
         """The worker computes no step any more."""
         seat.released = None
+        self._cluster.averages.early.leaves(seat.worker)
         self._cluster.aggregation.idles(seat.worker)
         self._cluster.own_steps.ends(seat.worker)
 

@@ -848,7 +848,7 @@ FromEvaluator = Evaluated | EvaluationFailed
 class AverageShare(Message):
     """Make your share of a sum or an average of these areas. See `training.averages.AreaAverages.share`."""
 
-    group: int
+    number: int
     members: list[int]
     """The workers that make shares, in this order."""
     sources: list[int]
@@ -859,12 +859,14 @@ class AverageShare(Message):
     begin: int
     """The first byte that is averaged."""
     end: int
+    flags: bool = True
+    """Whether flags go with the first bytes."""
 
 
 class ShareAveraged(Message):
     """The share is made."""
 
-    group: Count
+    number: Count
 
 
 ToAverager = AverageShare

@@ -64,6 +64,10 @@ class Filling:
         """Return whether the bucket has all of its gradients."""
         return not self._lacking[bucket]
 
+    def awaits_none(self, bucket: Bucket) -> bool:
+        """Return whether the bucket is full from a step's beginning, as none of its parameters is waited for."""
+        return not self._counts[bucket]
+
     def empty(self) -> None:
         """Begin a step."""
         self._lacking = dict(self._counts)

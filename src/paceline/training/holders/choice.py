@@ -11,7 +11,7 @@ from paceline.training.holders.encoded_push import EncodedPush
 from paceline.training.holders.fragments import FragmentStep
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.parameter_views import DeviceParameters, OwnMemory, OwnParameters, Windowed
-from paceline.training.holders.push import AreaPush, NoPush, OverlappedPush, UpdatePush
+from paceline.training.holders.push import AreaPush, AveragedPush, NoPush, OverlappedPush, UpdatePush
 from paceline.training.holders.replica import DeviceReplica, ReplicaHolder
 from paceline.training.holders.stored import OwnStep, WindowHolder
 from paceline.training.training_context import TrainingContext
@@ -29,12 +29,13 @@ def holder_of(begin: Begin | SwitchPart, context: TrainingContext, copier: Copie
     encoded = None if layout.encoding is None else EncodedPush(context, layout.encoding)
     if (copier := copier or copier_of(context)) is not None:
         return _on_device(begin, context, copier, encoded)
+    overlaps = begin.tells and OverlappedPush.pays(layout)
     if begin.state == "replicas":
         window = Windowed(places.region, layout.push_bytes, layout.moving, context.parameters)
-        return ReplicaHolder(context, NoPush() if begin.pushes == "nothing" else encoded or AreaPush(context), window)
+        push = NoPush() if begin.pushes == "nothing" else encoded or (AveragedPush if overlaps else AreaPush)(context)
+        return ReplicaHolder(context, push, window)
     if begin.local_steps:
         return _own_step(begin, context, encoded or AreaPush(context), OwnMemory(places, context.parameters))
-    overlaps = begin.tells and OverlappedPush.pays(layout)
     window = Windowed(places.region, layout.slot_bytes, layout.moving, context.parameters)
     return WindowHolder(context, encoded or (OverlappedPush if overlaps else AreaPush)(context), window)
 

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.shards import leaves_early
 from paceline.ipc.memory import Mapping
 from paceline.ipc.messages.worker import Accumulated, Withdrawn
 from paceline.store.chunks import TELLS
@@ -23,8 +24,6 @@ from paceline.training.tensor_bits import same_bits
 from paceline.training.training_context import TrainingContext
 
 AT_ONCE = 64 * 1024  # bytes: larger gradients are pushed while autograd goes on, smaller ones together after it
-WORTH = 4 << 20
-"""Bytes: gradients of smaller models leave at the step. So many cross a link of 1 Gbit/s in 34 ms."""
 CHANGED = "changes gradients between backward() and step(), so they leave its host only once a step is computed"
 
 
@@ -158,11 +157,15 @@ class AreaPush:
     @torch.no_grad()
     def made(self, present: list[bool], step: int) -> None:
         """See `UpdatePush`. Say which parameters have something in the area, and add the buffers."""
+        self._mark(present)
+        self._context.put_buffers(self._present.push)
+
+    def _mark(self, present: list[bool]) -> None:
+        """Say which parameters have something in the area."""
         area = self._present
         if present != area.present:
             area.push.present.copy_(torch.tensor(present, dtype=torch.uint8, device="cpu"))
             area.present = present
-        self._context.put_buffers(area.push)
 
     def pushed(self, number: int) -> list[Tensor | None]:
         """See `UpdatePush`."""
@@ -233,7 +236,7 @@ class OverlappedPush(AreaPush):
     @staticmethod
     def pays(layout: Layout) -> bool:
         """Whether the model is large enough."""
-        return layout.flags_offset > WORTH
+        return leaves_early(layout.flags_offset)
 
     def take(self, number: int) -> None:
         """See `GradientPush`."""
@@ -273,6 +276,105 @@ class OverlappedPush(AreaPush):
         """Whether the area has the script's gradient. A gradient that the script has discarded is not read there."""
         gradient, view = self._parameters[number].grad, self._gradients[number]
         return gradient is None or same_bits(gradient, view)
+
+
+LONGEST_REST = 64
+"""Steps: a script that clips its gradients now and then is tried again soon, and one that always does costs nothing."""
+
+
+class AveragedPush(OverlappedPush):
+    """The same where hosts average gradients while autograd makes others.
+
+    A sum needs to know which parameters have a gradient, so those of the last step are told first. A gradient is told
+    once it consists of as many as in the last step: scripts may add up those of several backwards. If a step has other
+    ones, or another gradient comes, all is withdrawn. Then nothing is announced for some steps, ever more of them.
+    """
+
+    def __init__(self, context: TrainingContext) -> None:
+        super().__init__(context)
+        self._buckets = buckets_of(context.places.layout, TELLS)
+        self._backwards: dict[int, int] = {}
+        """By parameter: how many gradients autograd has made in this step."""
+        self._last: dict[int, int] = {}
+        """The same of the last step. Empty: there was none."""
+        self._flags: list[bool] = []
+        """Which parameters had a gradient in the last step."""
+        self._says = False
+        """Whether something was announced in this step."""
+        self._rests, self._next_rest = 0, 1
+        """Steps left in which nothing is announced; and the length of the next rest."""
+        self._remarked = False
+
+    def take(self, number: int) -> None:
+        """See `GradientPush`."""
+        made = self._backwards[number] = self._backwards.get(number, 0) + 1
+        if number in self._told or (self._says and made > self._last.get(number, 0)):
+            self._withdraw()
+        if not self._tells or self._rests or not self._last:
+            if number not in self._told:
+                AreaPush.take(self, number)
+        elif made == self._last.get(number) and self.put(number) is not None:
+            self._told.add(number)
+            if (bucket := self._filling.came(number)) is not None:
+                self._begin_to_tell()
+                self._link.say(Accumulated(self._link.step, bucket.begin, bucket.end))
+
+    def fill(self) -> None:
+        """See `GradientPush`."""
+        present = [parameter.grad is not None for parameter in self._parameters]
+        if self._tells and not all(map(self._holds, self._told)):  # also of what waits for its bucket
+            self._withdraw()
+            if not self._remarked:
+                self._remarked = True
+                self._context.remark(CHANGED)
+        elif self._says and present != self._flags:
+            self._withdraw()
+        withdrew = not self._tells
+        self.holding = self._told if self._tells else ()
+        AreaPush.fill(self)
+        self._plan_rest(withdrew=withdrew)
+        if self._backwards and (self._backwards != self._last or present != self._flags):
+            self._last, self._flags = self._backwards, present
+            self._filling = Filling(self._buckets, self._awaited)
+        self._begin_step()
+
+    @property
+    def _awaited(self) -> set[int]:
+        """Parameters whose gradients a bucket waits for. One that the script makes by itself comes only at the step."""
+        return {*self._last, *(number for number, there in enumerate(self._flags) if there)}
+
+    @torch.no_grad()
+    def _begin_to_tell(self) -> None:
+        """Say which parameters have a gradient, as far as anybody knows. Where none has one, nothing is to come."""
+        if self._says:
+            return
+        self._says = True
+        self._mark(self._flags)
+        offset, step = self._layout.flags_offset, self._link.step
+        self._link.say(Accumulated(step, offset, offset + len(self._flags)))
+        for bucket in self._buckets:
+            if self._filling.awaits_none(bucket):
+                self._link.say(Accumulated(step, bucket.begin, bucket.end))
+
+    def _withdraw(self) -> None:
+        """What was announced in this step does not count, and nothing more is announced in it."""
+        if self._tells and self._says:
+            self._link.say(Withdrawn(self._link.step))
+        self._tells = False
+
+    def _plan_rest(self, *, withdrew: bool) -> None:
+        """Decide for how many steps nothing is announced."""
+        if withdrew:
+            self._rests, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+        elif self._rests:
+            self._rests -= 1
+        elif self._says:
+            self._next_rest = 1
+
+    def _begin_step(self) -> None:
+        super()._begin_step()
+        self._backwards = {}
+        self._says, self._tells = False, True
 
 
 def _references(views: list[Tensor], number: int) -> int:
