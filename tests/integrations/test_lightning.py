@@ -88,6 +88,21 @@ def test_what_counts_one_worker_s_steps_is_refused_in_one_line(launch: Launch) -
     in_run(launch, 2, max_steps=5).refused("a Trainer with max_steps=5 can't be trained by several workers")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"limit_train_batches": 2},
+        {"overfit_batches": 2},
+        {"reload_dataloaders_every_n_epochs": 1},
+        {"fast_dev_run": True},
+    ],
+)
+def test_what_takes_other_batches_than_the_run_s_is_refused_in_one_line_also_by_one_worker(
+    launch: Launch, given: dict[str, Any]
+) -> None:
+    in_run(launch, 1, **given).refused(f"a Trainer with {next(iter(given))} can't be trained in a run")
+
+
 def test_a_fit_that_was_interrupted_goes_on_in_its_epoch_with_its_steps(launch: Launch, tmp_path: Path) -> None:
     stopped = in_run(launch, 2, "-p", "bsp", "--max-steps", "11", "--checkpoint", "4", patience=5).completed()
     run = launch.resume(stopped.folder, "--max-steps", "1000").completed()

@@ -46,6 +46,17 @@ def test_no_package_is_imported_before_a_protocol_is_asked_for_that_is_none_of_o
     assert choose("bsp", known).spec is bsp.SPEC
 
 
+class Exits(EntryPoint):
+    def load(self) -> None:
+        raise SystemExit("a licence is missing")
+
+
+def test_a_package_that_ends_the_process_as_it_is_imported_is_a_broken_one() -> None:
+    known = Registry(OWN, (Exits("theirs", "theirs_module:SPEC", GROUP),))
+    assert list(known) == ["bsp"]
+    assert "can't be imported: SystemExit: a licence is missing" in known.broken["theirs"]
+
+
 @pytest.mark.parametrize(
     ("value", "why"),
     [

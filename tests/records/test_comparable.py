@@ -28,6 +28,11 @@ def said(bsp: dict[str, Any], asp: dict[str, Any], allowed: tuple[str, ...] = ()
             {"arguments": ["--lr", "1"], "workers": 2},
             "workers 4 (bsp), 2 (asp); arguments not set (bsp), --lr 1 (asp)",
         ),
+        (
+            {"targets": ["a>=1"], "stop_at_target": True},
+            {"targets": ["a>=2"], "stop_at_target": True},
+            "targets a>=1 (bsp), a>=2 (asp)",
+        ),
         ({"code": {"data.py": "a"}}, {"code": {"data.py": "b"}}, "code.data.py a (bsp), b (asp)"),
     ],
 )

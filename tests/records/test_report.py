@@ -428,6 +428,19 @@ def test_each_chart_is_a_figure_of_its_own(made: Made, tmp_path: Path, monkeypat
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in drawn_files)
 
 
+def test_a_metric_may_be_called_anything_and_each_has_its_file(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "DOTS", 30)
+    told = contents([made("ssp:bound=2")])
+    names = ("$\\frac$", "a/b", "a?b", "long " * 60)
+    told["runs"][0]["metrics"] = {name: [[0.5, None, 0.1], [1.0, None, 0.2]] for name in names}
+    stems = {file.stem for file in figures.draw(told, tmp_path)}
+    assert stems >= {"frac--time", "a-b-time", "a-b-time-2"}
+    assert len(stems) == len(names) + 6
+    assert figures.curves(told, names[0])._repr_png_()
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_trace_has_every_step_and_slices_of_a_thread_never_overlap(protocol: str, made: Made) -> None:
     run = made(protocol)

@@ -117,6 +117,15 @@ def test_last_values_of_few_seeds_are_told_and_not_judged() -> None:
     assert text.endswith("; final val_acc 0.91 to 0.93 against 0.95 to 0.96.")
 
 
+@pytest.mark.parametrize("broken", [{"final": None}, {"final": 0.5, "outcome": "crashed"}, {"outcome": "diverged"}])
+def test_last_values_are_not_judged_where_some_runs_have_come_to_none(broken: dict[str, Any]) -> None:
+    good, bad = seeds(1, 1, 1, 1, finals=(0.96,)), seeds(1, 1, 1, 1, finals=(0.5,))
+    asp = {**good, 3: run(1, **{"final": None, **broken})}
+    words = "final val_acc can't be compared, as not all of their runs have one"
+    assert f"{words} (0.96 ± 0 in 3 of 4 seeds against 0.5 ± 0)" in said(bsp=bad, asp=asp)
+    assert f"{words} (0.5 ± 0 against 0.96 ± 0 in 3 of 4 seeds)" in said(bsp=asp, asp=bad)
+
+
 def test_runs_that_stop_at_the_target_have_no_last_value_to_compare() -> None:
     assert "final" not in said(bsp=SLOW, asp=FAST, stops=True)
 
@@ -133,6 +142,7 @@ def test_runs_that_stop_at_the_target_have_no_last_value_to_compare() -> None:
         ("reward", "reward>200", 1),
         ("acc_gap", "acc_gap<=0.1", -1),
         ("acc", "loss<=0.1", 1),
+        ("accumulated_loss", None, 0),
     ],
 )
 def test_which_values_are_better_is_known_from_the_target_or_else_the_name(
@@ -190,8 +200,8 @@ def test_a_target_that_some_did_not_reach_is_no_win_for_anybody(ours: Any, their
         (
             {"samples_per_second": None, "outcome": "interrupted"},
             {},
-            "asp and bsp can't be compared in time, as not all of their runs were completed; final val_acc equal "
-            "(0.96). asp: 1 of 1 run ended as interrupted.",
+            "asp and bsp can't be compared in time, as not all of their runs were completed. asp: 1 of 1 run ended as "
+            "interrupted.",
         ),
     ],
 )

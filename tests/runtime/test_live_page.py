@@ -496,6 +496,14 @@ def test_the_word_after_the_flag_is_its_port_if_it_is_a_number(
     assert (options.ui, str(options.script), options.arguments) == (port, script, own)
 
 
+@pytest.mark.parametrize("port", ["", "abc", "-1", "70000"])
+def test_what_is_no_port_and_stands_in_the_flag_s_own_word_is_refused_in_one_line(
+    port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", f"--ui={port}", str(tmp_path / "train.py"), "--ui", port]) == 2
+    assert capsys.readouterr().err.startswith(f'paceline: --ui is "{port}"; it must be a whole number, ')
+
+
 def test_programs_ask_for_the_page_with_true_or_a_port() -> None:
     for given, port in ((True, 0), (False, None), (None, None), (8080, 8080), (0, 0)):
         assert parsed("run", words("run", {"ui": given})).ui == port

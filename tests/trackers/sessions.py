@@ -14,6 +14,8 @@ from support.tracker_readers import READERS
 
 NAME, FOLDER = sys.argv[1], Path(sys.argv[2])
 PARAMETERS = {"protocol/name": "ssp", "protocol/bound": 3, "optimizer/lr": 0.5, "resumes": True}
+REFUSED = ("up//../a*b*c/worker-0", f"long {'x' * 300}/worker-0", "line\nbreak/worker-0", "")
+"""Names that some tracker takes for a path or a pattern, or that are too long."""
 AT = 1_700_000_000.0
 
 
@@ -26,6 +28,7 @@ def main() -> None:
     first.log(
         [
             Values("step/worker-0", 4, AT, {"loss/worker-0": 0.5, "odd name @1/worker-0": 2.0}),
+            Values("step/worker-0", 4, AT, dict.fromkeys(REFUSED, 3.0)),
             Values("step/worker-1", 3, AT, {"loss/worker-1": 0.25}),
             Values("version", 8, AT - 100, {"accuracy": 0.75}),
         ]
@@ -47,7 +50,7 @@ def main() -> None:
     after_again = READERS[NAME](FOLDER, opened.run)
 
     other = tracker()
-    alone = other.open(Open("ssp-2", "digits", None, str(FOLDER / "other"), "digits.py", {}, None))
+    alone = other.open(Open("ssp-2", "digits:50%?", None, str(FOLDER / "other"), "digits.py", {}, None))
     other.end(End("interrupted", {}))
     last = READERS[NAME](FOLDER, alone.run)
     print(json.dumps([[opened, reopened, alone], [after_first, after_again, last]], default=lambda one: one.run))

@@ -93,7 +93,17 @@ def test_each_value_is_there_with_its_own_step_in_whatever_order_steps_come(writ
     series = {of: [tuple(one) for one in values] for of, values in found.first.series.items()}
     assert sorted(series.pop("accuracy")) == [(4, 0.5), (8, 0.75)]
     assert series.pop("paceline/staleness") == [(step, float(step)) for step in range(1, 1201)]
-    assert series == {"loss/worker-0": [(4, 0.5)], "loss/worker-1": [(3, 0.25)], odd: [(4, 2.0)]}
+    usual = {"loss/worker-0": [(4, 0.5)], "loss/worker-1": [(3, 0.25)], odd: [(4, 2.0)]}
+    assert {of: values for of, values in series.items() if of in usual} == usual
+
+
+def test_a_name_that_the_tracker_refuses_is_written_in_another_way_and_loses_nothing_beside_it(
+    written: Written,
+) -> None:
+    _, found = written
+    refused = [values for values in found.first.series.values() if [tuple(one) for one in values] == [(4, 3.0)]]
+    assert len(refused) == 4
+    assert found.other.ends, "a project that is called as a script may be"
 
 
 def test_a_run_ends_with_its_results_as_what_it_has_come_to(written: Written) -> None:

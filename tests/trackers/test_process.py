@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
-import pytest
-
-from paceline.display.trackers import process
 from paceline.display.trackers.process import serve
 from paceline.errors import PeerLost
 from paceline.ipc.channel import Channel, pair
@@ -21,6 +20,7 @@ from paceline.ipc.messages.tracker import (
     Values,
     ValuesLeftOut,
 )
+from support.events import LONG
 
 OPEN = Open("a run", "digits", None, "/runs/1", "digits.py", {}, None)
 
@@ -111,11 +111,36 @@ def test_a_tracker_that_fails_at_the_end_is_told() -> None:
     assert said[1:] == [ValuesLeftOut("OSError: No space left on the device")]
 
 
-def test_if_the_launcher_is_killed_the_tracker_s_run_ends_as_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[str] = []
-    monkeypatch.setattr(process, "_end_soon", lambda: left.append("a timer"))
+def test_if_the_launcher_is_killed_the_tracker_s_run_ends_as_crashed() -> None:
     tracker = Fake()
     served(tracker, OPEN, values(1), ends=False)
     assert tracker.steps == [1]
     assert tracker.ended == End("crashed", {})
-    assert left == ["a timer"]  # that ends the process if the tracker does not
+
+
+BLOCKED = """
+import sys, threading
+from paceline.display.trackers import process, tensorboard
+process.GRACE = 0.0
+def block(self, order):
+    print("blocked", flush=True)
+    threading.Event().wait()
+tensorboard.TensorBoard.open = block
+process.main("tensorboard", int(sys.argv[1]))
+"""
+
+
+def test_if_the_launcher_is_killed_a_tracker_that_blocks_does_not_keep_the_process() -> None:
+    ours, theirs = pair()
+    launcher = Channel(ours, FromTracker, "the tracker")
+    command = [sys.executable, "-c", BLOCKED, str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdout=subprocess.PIPE, text=True) as blocked:
+        try:
+            theirs.close()
+            launcher.send(OPEN)
+            assert blocked.stdout is not None
+            assert blocked.stdout.readline() == "blocked\n"
+            launcher.close()
+            assert blocked.wait(LONG) == 1
+        finally:
+            blocked.kill()

@@ -43,7 +43,11 @@ ASKS = ("-h", "--help", "-V", "--version")
 
 
 class NotItsValue(Exception):
-    """The word after a flag, whose value may be left out, is not its value. It has the flag, and what to write."""
+    """The word after a flag, whose value may be left out, is not its value.
+
+    It has the flag, that word, and what to write in the flag's place. Its cause is the error if the word belongs to the
+    flag, as in `--ui=abc`.
+    """
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,10 +81,13 @@ class Parser(argparse.ArgumentParser):
         def parse(words: Sequence[str], namespace: Any = None) -> Any:
             try:
                 return super(Parser, self).parse_known_args(words, namespace)
-            except NotItsValue as flag:
-                alone, whole = flag.args
-                at = list(words).index(alone)  # what comes after the script is never parsed
-                return parse([*words[:at], whole, *words[at + 1 :]], namespace)
+            except NotItsValue as said:
+                flag, word, instead = said.args
+                pairs = zip(words, [*words[1:], ""], strict=True)  # the first is it: a script's words are never parsed
+                at = next((at for at, pair in enumerate(pairs) if f"{flag}={word}" == pair[0] or (flag, word) == pair))
+                if words[at] != flag and said.__cause__ is not None:
+                    raise said.__cause__ from None
+                return parse([*words[:at], instead, *words[at + 1 :]], namespace)
 
         if self.meant is not None:
             words = self.meant(parse(words)[0], words, parse)

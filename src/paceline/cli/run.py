@@ -151,9 +151,12 @@ class _Port(argparse.Action):
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         """As argparse calls it."""
-        if values != FREE and not values.isdecimal():
-            raise NotItsValue(option_string, f"{option_string}={FREE}")
-        namespace.ui = whole(str(option_string), 0, MOST_PORTS)(values)
+        try:
+            namespace.ui = whole(str(option_string), 0, MOST_PORTS)(values)
+        except ConfigError as error:
+            if values.isdecimal():
+                raise
+            raise NotItsValue(option_string, values, f"{option_string}={FREE}") from error
 
 
 def add_ui(command: argparse.ArgumentParser) -> None:

@@ -206,14 +206,19 @@ def _log(trainer: Trainer) -> None:
 
 
 def _check(trainer: Trainer) -> None:
-    """Refuse what counts one worker's batches where it means all workers'."""
+    """Refuse what takes another loader than the run's, and what counts one worker's batches where it means all."""
+    for given, instead in (
+        (trainer.fast_dev_run and "fast_dev_run", "shorten the data, or run the script alone"),
+        (trainer.overfit_batches and "overfit_batches", "shorten the data"),
+        (trainer.limit_train_batches != 1.0 and "limit_train_batches", "shorten the data"),
+        (trainer.reload_dataloaders_every_n_epochs and "reload_dataloaders_every_n_epochs", "keep one loader"),
+    ):
+        if given:
+            _refuse(f"a Trainer with {given} can't be trained in a run: {instead}")
     if paceline.workers() == 1:
         return
     for given, instead in (
         (trainer.max_steps > 0 and f"max_steps={trainer.max_steps}", "give max_epochs, or paceline run --max-steps"),
-        (trainer.limit_train_batches != 1.0 and "limit_train_batches", "shorten the data"),
-        (trainer.overfit_batches and "overfit_batches", "shorten the data"),
-        (trainer.reload_dataloaders_every_n_epochs and "reload_dataloaders_every_n_epochs", "keep one loader"),
         (
             trainer.val_check_interval != 1.0
             and not isinstance(trainer.val_check_interval, int)

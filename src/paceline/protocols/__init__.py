@@ -97,7 +97,7 @@ def _loaded(entry: EntryPoint) -> Spec | str:
     said = f"protocol {entry.name} of the package {_package(entry)} ({entry.value})"
     try:
         spec = entry.load()
-    except Exception as error:  # whatever the package does as it is imported
+    except (Exception, SystemExit) as error:  # whatever the package does as it is imported
         why = printable(cut(" ".join(f"{type(error).__name__}: {error}".split()), 200))
         return f"{said} can't be imported: {why}; mend or uninstall the package"
     if not isinstance(spec, Spec):

@@ -17,7 +17,8 @@ WITHOUT_EFFECT = (
     *("directory", "script", "targets", "display", "log_to", "quiet", "tee", "title", "trackers"),
     *("environment.hosts", "environment.platform"),
 )
-"""Settings that change nothing in a training or its pace. A script is told by its hash, which is a setting, too."""
+"""Settings that change nothing in a training or its pace. A script is told by its hash, which is a setting, too. Of
+runs that stop at their targets, these count."""
 NAMES = {"script_sha256": "script"}
 """What other settings are called in a sentence."""
 MOST = 5
@@ -31,9 +32,11 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Settings without effect on a training are left out.
     """
+    stop = any(config.get("stop_at_target") for config in configs)
+    without_effect = [name for name in WITHOUT_EFFECT if not (stop and name == "targets")]
     flat = [dict(_flat(config)) for config in configs]
     places = {key: place for place, key in enumerate(dict.fromkeys(key for config in configs for key in config))}
-    settings = dict.fromkeys(setting for one in flat for setting in one if not _is_of(setting, WITHOUT_EFFECT))
+    settings = dict.fromkeys(setting for one in flat for setting in one if not _is_of(setting, without_effect))
     return [
         {"setting": setting, "values": values}
         for setting in sorted(settings, key=lambda setting: places[re.split(r"[.\[]", setting)[0]])

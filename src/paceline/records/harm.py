@@ -98,8 +98,8 @@ def _logged(scalars: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _telling(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the metrics whose names say which values are good: losses and accuracies."""
-    return [name for name in metrics_of(rows) if "loss" in name.lower() or "acc" in name.lower()]
+    """Return the metrics whose names say which values are good: losses and accuracies. `accumulated_loss` has both."""
+    return [name for name in metrics_of(rows) if ("loss" in name.lower()) != ("acc" in name.lower())]
 
 
 def _worse(series: Mapping[str, tuple[float, Sequence[float | None]]]) -> dict[str, float]:

@@ -46,7 +46,8 @@ def better(metric: str, target: Target | None) -> int:
     if target is not None and target.metric == metric:
         return 1 if target.sign[0] == ">" else -1
     name = metric.lower()
-    return 1 if "acc" in name else -1 if any(part in name for part in LOWER) else 0
+    higher, lower = "acc" in name, any(part in name for part in LOWER)
+    return higher - lower  # `accumulated_loss` has parts of both
 
 
 def target_text(target: Target) -> str:
@@ -149,10 +150,13 @@ class _Pair:
         metric = self._metric
         if metric is None:
             return ""
-        ours, theirs = (_known(of, lambda run: run["final"]) for of in (self._ours, self._theirs))
+        ours, theirs = _known(self._ours, _final_value), _known(self._theirs, _final_value)
         one, other = mean(ours.values()), mean(theirs.values())
         if one is None or other is None:
             return ""
+        if len(ours) < len(self._ours) or len(theirs) < len(self._theirs):  # those that went well are no fair choice
+            figures = f"{self._of(one, self._ours)} against {self._of(other, self._theirs)}"
+            return f"final {metric} can't be compared, as not all of their runs have one ({figures})"
         text = f"({metric_of(one)} against {metric_of(other)})"
         if set(ours.values()) == set(theirs.values()) and len(set(ours.values())) == 1:
             return f"final {metric} equal ({metric_text(one.mean)})"
@@ -163,6 +167,10 @@ class _Pair:
         way = better(metric, self._target) * (1 if one.mean > other.mean else -1)
         word = {1: "better", -1: "worse", 0: "higher" if one.mean > other.mean else "lower"}[way]
         return f"final {metric} {word} {text}"
+
+    def _of(self, value: MeanOfRuns, of: Mapping[Hashable, Any]) -> str:
+        """Write out the mean of those runs that have a value, and how many these are if some have none."""
+        return metric_of(value) + ("" if value.runs == len(of) else f" in {value.runs} of {self._number(of)}")
 
     def _number(self, of: Mapping[Hashable, Any]) -> str:
         if len(of) == 1:
@@ -247,6 +255,11 @@ def _known(
 
 def _sample_seconds(run: Mapping[str, Any]) -> float | None:
     return 1 / run["samples_per_second"] if run["samples_per_second"] else None
+
+
+def _final_value(run: Mapping[str, Any]) -> float | None:
+    """Return what the run has come to. A run that broke off has not come to its last value."""
+    return run["final"] if run["outcome"] == "completed" else None
 
 
 def _whole_seconds(run: Mapping[str, Any]) -> float | None:

@@ -13,6 +13,8 @@ STATES = {"completed": "FINISHED", "interrupted": "KILLED"}
 """By outcome. All others have failed."""
 METRICS, PARAMETERS, TAGS = 1000, 100, 100
 """The most that MLflow takes at once."""
+LONGEST = 250
+"""Characters of a name."""
 SQL = ("sqlite", "postgresql", "mysql", "mssql")
 
 
@@ -91,5 +93,14 @@ class MLflow:
 
 
 def _named(name: str) -> str:
-    """Return the name with a `_` in the place of each character that MLflow refuses in names."""
-    return re.sub(r"[^\w./ :-]", "_", name)
+    """Return the name as MLflow takes it. One name that it refuses loses all that is sent with it.
+
+    Some characters become a `_`, and so does each part between slashes that a path can't have as it is. A long name
+    loses its middle: the worker's number stands at the end.
+
+    >>> _named("loss//a@b"), _named("../acc")
+    ('loss/_/a_b', '_/acc')
+    """
+    parts = re.sub(r"[^\w./ :-]", "_", name).split("/")
+    told = "/".join("_" if part in ("", ".", "..") else part for part in parts)
+    return told if len(told) <= LONGEST else f"{told[: LONGEST // 2]}{told[-(LONGEST // 2) :]}"

@@ -7,10 +7,12 @@ launcher that would hold up the run (decision 0070).
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from importlib import import_module
 
@@ -21,8 +23,8 @@ from paceline.errors import PeerLost
 from paceline.ipc.channel import Channel
 from paceline.ipc.messages.tracker import End, Log, Open, RunRefused, ToTracker, ValuesLeftOut
 
-GRACE = 10.0
-"""Seconds in which the tracker's run is ended after the launcher was killed."""
+GRACE = 20.0
+"""Seconds that the tracker has after the launcher was killed, to take what is left and to end its run."""
 CRASHED = End("crashed", {})
 
 
@@ -57,7 +59,6 @@ def _next(channel: Channel) -> Log | End:
         message: Log | End = channel.receive()[0]
         return message
     except PeerLost:
-        _end_soon()
         return CRASHED
 
 
@@ -71,11 +72,17 @@ def _end(channel: Channel, tracker: Tracker, order: End, left_out: int) -> None:
         channel.send(ValuesLeftOut(_said(error)))
 
 
-def _end_soon() -> None:
-    """End this process if its tracker takes too long: nobody waits for it any more."""
-    timer = threading.Timer(GRACE, os._exit, (1,))
-    timer.daemon = True
-    timer.start()
+def _end_with(launcher: Channel) -> None:
+    """End this process some time after the launcher, in whichever call of its library it is: nobody waits any more."""
+    gone = select.poll()
+    gone.register(launcher, 0)  # a hang-up is told unasked
+
+    def body() -> None:
+        gone.poll()
+        time.sleep(GRACE)
+        os._exit(1)
+
+    threading.Thread(target=body, daemon=True).start()
 
 
 def _said(error: Exception | SystemExit) -> str:
@@ -87,6 +94,7 @@ def main(name: str, descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor), ToTracker, "the launcher")
+    _end_with(channel)
     module = import_module(f"paceline.display.trackers.{name}")
     for package in module.needs(os.environ):  # meanwhile the scripts begin
         with suppress(Exception):  # `open` will say it

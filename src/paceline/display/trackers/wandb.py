@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class Wandb:
 
         os.environ.setdefault("WANDB_PROGRAM", order.script)
         self._run = wandb.init(
-            project=wandb.setup().settings.project or order.project,
+            project=wandb.setup().settings.project or _project(order.project),
             id=order.before,
             resume=None if order.before is None else "allow",
             name=order.name if "WANDB_NAME" not in os.environ else None,
@@ -44,10 +45,11 @@ class Wandb:
     def log(self, rows: Sequence[Values]) -> None:
         """wandb's own step must never go back, and workers are not in step. So each row has its axis as a value."""
         for row in rows:
-            for name in row.values.keys() - self._axes:
+            values = {_named(name): value for name, value in row.values.items()}
+            for name in values.keys() - self._axes:
                 self._run.define_metric(name, step_metric=row.axis)
                 self._axes.add(name)
-            self._run.log({**row.values, row.axis: row.step})
+            self._run.log({**values, row.axis: row.step})
 
     def end(self, order: End) -> None:
         """wandb shows a run with an exit code other than 0 as failed."""
@@ -56,3 +58,13 @@ class Wandb:
         self._run.summary.update({"outcome": order.outcome, **order.results})
         self._run.finish(exit_code=0 if order.outcome == "completed" else 1)
         wandb.teardown()
+
+
+def _named(name: str) -> str:
+    """Return the name without a `*`, which wandb takes for a pattern. One name that it refuses loses all its row."""
+    return name.replace("*", "_") or "_"
+
+
+def _project(name: str) -> str:
+    """Return the name as wandb takes it for a project. A script's file may be called anything."""
+    return re.sub(r"[/\\#?%:]", "-", name)[:128]

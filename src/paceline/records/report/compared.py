@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.choice import Choice
+from paceline.core.phrases import listed
 from paceline.records.comparable import beside_protocol, not_compared
 from paceline.records.comparison import chief_metric, compared, plain_run
 from paceline.records.comparison_rows import rows_of
 from paceline.records.reading import RecordedRun
+from paceline.records.segments import ASKED, Segment
 from paceline.records.summary import Summary, Target
 from paceline.records.verdict import verdict
 
@@ -29,6 +31,8 @@ class ComparisonFolder:
     """Runs that have no ledger, and so no charts: the name, the seed and the summary of each."""
 
 
+OF_NO_PACE = ("arguments", "record", "limits", "start")
+"""Settings that a resumed run may change as it goes on for longer."""
 BY_RULE = ("learning_rate_scale",)
 """Settings that a comparison sets by protocol, as its rule says."""
 
@@ -54,9 +58,10 @@ def compare(runs: Sequence[RecordedRun], summaries: Sequence[Summary], asked: Co
     configs = [run.config for run in runs]
     allowed = () if asked is None else BY_RULE
     asked = asked or ComparisonFolder(_common_target(runs))
-    others = beside_protocol(names, configs, allowed)
-    groups = labels(runs) if others else names
-    if (line := not_compared(names, configs, allowed)) or len({*names, *(name for name, _, _ in asked.beside)}) < 2:
+    changed = changed_on_the_way(runs) if len({*names, *(name for name, _, _ in asked.beside)}) > 1 else ""
+    groups = labels(runs) if changed or beside_protocol(names, configs, allowed) else names
+    line = not_compared(names, configs, allowed) or changed
+    if line or len({*names, *(name for name, _, _ in asked.beside)}) < 2:
         return ComparedRuns([line] if line else [], False, (), (), groups, asked.target)
     target = asked.target
     metric = target.metric if target else next(filter(None, map(chief_metric, summaries)), None)
@@ -70,10 +75,34 @@ def compare(runs: Sequence[RecordedRun], summaries: Sequence[Summary], asked: Co
         key = (seed, at) if repeated else seed
         found.setdefault(name, {})[key] = plain_run(summary, target, metric, choice)
     found = {name: of for name, of in found.items() if of}
-    lines = verdict(found, target, metric, stops=asked.stops)
+    stops = asked.stops or any(run.config.get("stop_at_target") for run in runs)
+    lines = verdict(found, target, metric, stops=stops)
     state = {"protocols": compared(found, target=target is not None), "metric": metric}
     heads, rows = rows_of(state)
     return ComparedRuns(lines, True, heads, rows, groups, target)
+
+
+def changed_on_the_way(runs: Sequence[RecordedRun]) -> str:
+    """Say in one line which runs had another protocol or other settings before they were resumed; empty if none had.
+
+    Such a run's time and values are not those of the protocol that it ended with.
+    """
+    told = []
+    for run, label in zip(runs, labels(runs), strict=True):
+        settings = [_settings_of(run, segment) for segment in run.segments]
+        changed = [key for key, now in settings[-1].items() if any(before[key] != now for before in settings)]
+        if "protocol" in changed:
+            told.append(f"{label} began as {settings[0]['protocol']}")
+        elif changed:
+            told.append(f"{label} was resumed with other {listed(changed)}")
+    return f"These runs are not compared: {'; '.join(told)}." if told else ""
+
+
+def _settings_of(run: RecordedRun, segment: Segment) -> dict[str, Any]:
+    """Return what a resumption may change of a training and its pace, as it was in that segment."""
+    asked = run.config if segment is run.segments[-1] else segment.notes
+    others = {key: asked.get(key) for key in ASKED if key not in OF_NO_PACE}
+    return {"protocol": segment.choice.name, "workers": segment.workers, **others}
 
 
 def labels(runs: Sequence[RecordedRun]) -> list[str]:

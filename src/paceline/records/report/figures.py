@@ -5,19 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from io import BytesIO
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from paceline.records.report.contents import Contents
 
 SIZE = (6.4, 3.6)  # inches
 DOTS = 200  # in an inch
+LONGEST = 120
+"""Characters of a file's name before its ending."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b5bd6", "#555d66")
 """The colours of Okabe and Ito, which colour-blind readers can tell apart. The last two are ours."""
 DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (4, 1)), (0, (1, 1)), (0, (6, 2, 1, 2)))
@@ -28,14 +31,29 @@ SECONDS = "seconds since the run's start"
 
 def draw(contents: Contents, folder: Path) -> list[Path]:
     """Write every chart that has contents to this existing folder. Return the files."""
-    files = []
+    files: dict[Path, None] = {}
     for name, size, paint in _charts(contents["runs"]):
         figure = Figure(figsize=size, dpi=DOTS, layout="constrained")
         paint(figure.add_subplot())
-        path = folder / f"{re.sub(r'[^A-Za-z0-9=.,_-]+', '-', name).strip('-')}.png"
+        _as_it_stands(figure)
+        stem = re.sub(r"[^A-Za-z0-9=.,_-]+", "-", name).strip("-")[:LONGEST]
+        path = next(path for path in _paths(folder, stem) if path not in files)
         figure.savefig(path)
-        files.append(path)
-    return files
+        files[path] = None
+    return list(files)
+
+
+def _paths(folder: Path, stem: str) -> Iterator[Path]:
+    """Yield files for a chart, as names that differ may come to the same one."""
+    yield folder / f"{stem}.png"
+    yield from (folder / f"{stem}-{number}.png" for number in count(2))
+
+
+def _as_it_stands(figure: Figure) -> None:
+    """Have every text shown as it is: what stands between two dollar signs of a metric's name is no formula."""
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
 
 
 class NotebookFigure(Figure):
@@ -53,6 +71,7 @@ def curves(contents: Contents, metric: str | None) -> NotebookFigure:
     points = [[(at, y) for at, _, y in run["metrics"].get(metric, [])] if metric else run["work"] for run in runs]
     figure = NotebookFigure(figsize=SIZE, layout="constrained")
     _curves(runs, points, SECONDS, metric or "steps finished by all workers")(figure.add_subplot())
+    _as_it_stands(figure)
     return figure
 
 
