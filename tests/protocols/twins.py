@@ -270,10 +270,21 @@ class Rounds(Twin):
                 return [*self.lost(worker), *self.closed()]
             case UpdateArrived(worker=worker) if not self.waits(worker):
                 return self.closed()
+            case WorkerResumed(worker=worker) if self.is_young():
+                step = self.last(worker) + 1
+                return [Release(worker=worker, step=step, version=self.newest(), steps=self.every)]
             case WorkerJoined(worker=worker) | WorkerResumed(worker=worker) | UpdateArrived(worker=worker):
                 return self.closed() or [Hold(worker=worker)]
             case _:
                 return self.closed()
+
+    def is_young(self) -> bool:
+        """Whether there is an open round in which no worker has ended its steps."""
+        begun = [one for one in self.log if isinstance(one, ApplyUpdate | TrainingBegan)][-1]
+        if any(isinstance(one, UpdateArrived) for one in self.log[self.log.index(begun) :]):
+            return False
+        open_ = [worker for worker in self.here() if self.awaited(worker)]
+        return bool(open_) and not any(self.has(worker, StartPush) for worker in open_)
 
     def since_pull(self, worker: int) -> list[Fact | Order]:
         """All about the worker since it was last released by a pull, or came."""

@@ -84,7 +84,8 @@ class OpenRound:
 class LocalRounds:
     """The machine. A round ends when the differences of all its workers have arrived.
 
-    A worker without data pushes what it has. A worker that joins or resumes waits for the next round.
+    A worker without data pushes what it has. A worker that joins waits for the next round. One that resumes takes part in
+    the open round, unless a worker has ended its steps in it: after `paceline.agree` all resume, one after another.
 
     With a quorum a round ends when so many differences have arrived, and its time of grace is over. Grace is for the
     workers that began their steps with the newest version. A difference that comes later goes into the next version. A
@@ -116,6 +117,9 @@ class LocalRounds:
                 return tuple(self._begin(worker, ("began", version)) for worker, _, _ in members)
             case WorkerJoined(worker=worker) if self.config.quorum is not None:
                 return (self._begin(worker, ("joined", worker, self.version)),)
+            case WorkerResumed(worker=worker) if self._is_young():  # those that wait in one place resume one by one
+                self.entering[worker] = None
+                return self._let_in()
             case WorkerJoined(worker=worker) | WorkerResumed(worker=worker):
                 self.waiting[worker] = None
                 return self._close_round(fact.at) or (Hold(worker=worker, why=self._missing("next-round")),)
@@ -227,6 +231,15 @@ class LocalRounds:
             return ()
         entering, self.entering = self.entering, {}
         return tuple(self._begin(worker, why or ("goes-on", worker, self.version)) for worker in entering)
+
+    def _is_young(self) -> bool:
+        """Whether a further worker can take part in the open round: no other has ended its steps in it."""
+        if self.arrived or self.ahead or not self.open:
+            return False
+        seats = [self.roster.seats[worker] for worker in self.open]
+        if any(seat.phase != "computing" or seat.version != self.version for seat in seats):
+            return False
+        return not self.config.overlap or not any(mine.steps for mine in self.open.values())
 
     def _in_time(self) -> list[int]:
         """The workers that are awaited and began their steps with the newest version."""
