@@ -15,7 +15,7 @@ from paceline.worker_process.file_functions import Opening, WorkerFiles
 from paceline.worker_process.saves import Saves
 from paceline.worker_process.touched import Touched, notes
 from support.launch import Launch
-from support.scripts import training
+from support.scripts import script, training
 
 LOOKS = """
 import json, shutil
@@ -208,3 +208,28 @@ def test_open_stays_a_name_that_a_class_can_have(opening: Opening) -> None:
     with opens().open(__file__) as file:
         assert file.readline().startswith('"""')
     assert opening.__name__ == "open"
+
+
+SAVES_BETWEEN_LOOPS = script("""
+data = TensorDataset(torch.randn(48, 4), torch.randn(48, 2))
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+loader = DataLoader(data, batch_size=4)
+model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    torch.save(model.state_dict(), io.BytesIO())
+paceline.finish()
+torch.save(model.state_dict(), io.BytesIO())
+""")
+
+
+@pytest.mark.parametrize(("protocol", "times"), [("local-sgd:every=50", 1), ("bsp", 0)])
+def test_one_line_says_where_what_is_saved_lacks_steps_with_which_a_worker_validates(
+    protocol: str, times: int, launch: Launch
+) -> None:
+    run = launch.run(SAVES_BETWEEN_LOOPS, "-n", "2", "-p", protocol, "--threads", "1").completed()
+    assert run.err.count("lacks the own steps that it has made since") == times

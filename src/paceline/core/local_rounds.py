@@ -84,8 +84,8 @@ class OpenRound:
 class LocalRounds:
     """The machine. A round ends when the differences of all its workers have arrived.
 
-    A worker without data pushes what it has. A worker that joins waits for the next round. One that resumes takes part in
-    the open round, unless a worker has ended its steps in it: after `paceline.agree` all resume, one after another.
+    A worker without data pushes what it has. A worker that joins waits for the next round. One that resumes takes part
+    in the open round, unless a worker has ended its steps in it: after `paceline.agree` all resume, one after another.
 
     With a quorum a round ends when so many differences have arrived, and its time of grace is over. Grace is for the
     workers that began their steps with the newest version. A difference that comes later goes into the next version. A

@@ -109,6 +109,11 @@ class Holder(ABC):
         """Show what the script has made of the parameters as the first version: all workers begin with it."""
         self._shown.place_again()
 
+    @property
+    def has_steps_of_its_own(self) -> bool:
+        """Whether what is shown has own steps that are in no version yet, nor on their way into one."""
+        return False
+
     @abstractmethod
     def showing_newest(self) -> AbstractContextManager[None]:
         """Show the newest version inside the block, and then what was shown before. The script has changed nothing."""

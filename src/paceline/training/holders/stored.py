@@ -144,6 +144,11 @@ class OwnStep(StoredHolder):
         self._shown.shown(start, is_that_part=not ahead)
         self._start, self._stepped = start, None
 
+    @property
+    def has_steps_of_its_own(self) -> bool:
+        """See `Holder`."""
+        return self._stepped is not None
+
     def go_on(self) -> None:
         """See `Holder`."""
         torch.autograd.graph.increment_version(self.context.parameters)  # as in `install`

@@ -14,6 +14,11 @@ from paceline.training.process import ScriptProcess
 from paceline.training.replaced import Patch
 from paceline.training.signals import held_back
 
+LACKS_OWN_STEPS = (
+    "takes the newest version by state_dict(), which lacks the own steps that it has made since and validates with; "
+    "prepare(..., evaluate=...) measures versions"
+)
+
 
 def _with_newest(plain: Callable[..., Any]) -> Callable[..., Any]:
     """The model computes its dictionary while its own tensors show that version.
@@ -41,6 +46,8 @@ def _with_newest(plain: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 # before the first step, and where the script has written into them, parameters are its own
                 its_own = not session.steps or session.holder.changed()
+                if not its_own and not session.looping and session.holder.has_steps_of_its_own:
+                    session.remark_once("saves", LACKS_OWN_STEPS)
                 with nullcontext() if its_own else session.holder.showing_newest():
                     state = plain(module, *args, **named)
                     made = {key: value for key, value in state.items() if value is not before.get(key)}
