@@ -47,7 +47,7 @@ def test_the_averager_computes_with_one_thread_and_later_threads_of_the_script_w
     start_averager(Channel(theirs, messages.worker.ToAverager, "the coordinator"), groups, 0)
     coordinator.send(messages.worker.AverageShare(0, [0], [0], 1, None, of=1, begin=0, end=64))
     answer, _ = coordinator.receive()
-    assert answer.group == 0
+    assert answer.number == 0
     later = threading.Thread(target=compute)
     later.start()
     later.join()

@@ -43,6 +43,7 @@ class Shows:
         self.followed = Followed(self.model)
         self.holder = self
         self.live, self.steps, self.times = True, 1, 0
+        self.looping, self.has_steps_of_its_own = False, False
         self.own = False
         self._fill(3.0)
 
