@@ -43,6 +43,19 @@ def test_the_verdict_names_the_straggler_and_its_pace(tmp_path: Path, explained:
     assert "suffered most" in said
 
 
+@pytest.mark.parametrize(("outcome", "advises"), [("diverged", True), ("failed", False)])
+def test_a_run_that_went_wrong_begins_with_that_and_one_that_diverged_gets_no_advice_on_speed(
+    outcome: str, advises: bool, tmp_path: Path, explained: Explain
+) -> None:
+    folder = simulated(tmp_path / "run", "bsp", steps=100)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "outcome": outcome, "error": "it went wrong"}))
+    said = explained(folder)
+    assert f"The run {outcome}: it went wrong." in said
+    assert ("--learning-rate-scale" in said) == advises
+    assert ("-p asp" in said) == (not advises)
+
+
 def test_of_many_workers_those_are_shown_that_others_waited_for_longest(tmp_path: Path, explained: Explain) -> None:
     folder = simulated(tmp_path / "run", "bsp", workers=100, steps=500, slow=(90, 4.0))
     said = explained(folder)

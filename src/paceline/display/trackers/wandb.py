@@ -23,14 +23,18 @@ class Wandb:
         import wandb
 
         os.environ.setdefault("WANDB_PROGRAM", order.script)
-        self._run = wandb.init(
-            project=wandb.setup().settings.project or _project(order.project),
-            id=order.before,
-            resume=None if order.before is None else "allow",
-            name=order.name if "WANDB_NAME" not in os.environ else None,
-            group=order.group,
-            settings=wandb.Settings(console="off"),
-        )
+        try:
+            self._run = wandb.init(
+                project=wandb.setup().settings.project or _project(order.project),
+                id=order.before,
+                resume=None if order.before is None else "allow",
+                name=order.name if "WANDB_NAME" not in os.environ else None,
+                group=order.group,
+                settings=wandb.Settings(console="off"),
+            )
+        except wandb.errors.UsageError as error:  # such as a key that is missing
+            offline = "WANDB_MODE=offline logs to files, which `wandb sync` uploads"
+            raise wandb.errors.UsageError(f"{str(error).rstrip('.')}; {offline}") from None
         self._run.config.update(order.parameters, allow_val_change=True)
         self._axes: set[str] = set()
         """Names whose axis wandb knows."""

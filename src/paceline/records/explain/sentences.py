@@ -87,12 +87,13 @@ def whole_run(found: Findings) -> tuple[list[str], list[str]]:
     }
     parts = [f"{_percent(seconds, total)} {name}" for name, seconds in phases.items()]
     went = [
+        *_ended(found),
         *_resumed(found),
         f"The workers spent {parts[0]}, {parts[1]}, {parts[2]} and {parts[3]}.",
         *_copied(found.spent.values(), "their"),
     ]
     lines = [*_who(found, total), *_links(found), *_carried(found), *_dropped(found)]
-    harmed = harm(found.run.summary, found.run.choice) if found.run.summary else []
+    harmed = _harmed(found)
     unordered = phases["waiting"] - found.waited.seconds
     if unordered < WORTH_SAYING * total:
         return went, [*lines, *(harmed or [*_optimum(found), *_what_helps(found, phases, total)])]
@@ -102,6 +103,25 @@ def whole_run(found: Findings) -> tuple[list[str], list[str]]:
     crowded = _crowded(found, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(found, phases, total)
     return went, [*lines, *crowded, *(harmed or [*_optimum(found), *helps])]
+
+
+def _ended(found: Findings) -> list[str]:
+    """Return a sentence that says how the run ended, if it has failed or diverged."""
+    summary = found.run.summary
+    if not summary or summary["outcome"] not in ("failed", "diverged"):
+        return []
+    why = f": {summary['error']}" if summary.get("error") else ""
+    return [f"The run {summary['outcome']}{why}."]
+
+
+def _harmed(found: Findings) -> list[str]:
+    """Return what went wrong with the training, and what to try. Faster steps would not help then."""
+    summary = found.run.summary
+    if not summary:
+        return []
+    if summary["outcome"] == "diverged":
+        return ["A lower learning rate may keep the training from that, such as with --learning-rate-scale 0.1."]
+    return harm(summary, found.run.choice)
 
 
 def _copied(spent: Iterable[Spent], whose: str) -> Iterator[str]:
