@@ -77,8 +77,7 @@ def test_alone_stop_does_nothing() -> None:
     paceline.stop("no gain")
 
 
-def test_a_worker_is_early_only_if_another_one_goes_on_to_an_epoch_after_its_last() -> None:
-    said: list[str] = []
+def remarks_that(said: list[str]) -> Remarks:
     run_state: Any = SimpleNamespace(
         output=SimpleNamespace(say=said.append),
         settings=SimpleNamespace(epochs=None, targets=(), resumed=None),
@@ -88,7 +87,25 @@ def test_a_worker_is_early_only_if_another_one_goes_on_to_an_epoch_after_its_las
         journal=SimpleNamespace(tally=Tally()),
         members={},
     )
-    remarks = Remarks(run_state)
+    return Remarks(run_state)
+
+
+def test_a_worker_whose_script_ends_long_after_its_last_loop_is_named_though_others_are_done_by_then() -> None:
+    said: list[str] = []
+    remarks = remarks_that(said)
+    remarks.begin(Mock(epochs=4, passes=1))
+    for worker, epoch in ((0, 1), (1, 3), (2, 3)):
+        remarks.goes_on(worker, epoch)
+    remarks.leaves(1)
+    assert not said
+    remarks.leaves(0)
+    (line,) = said
+    assert line.startswith("worker 0 has left the training after 2 of 4 epochs, and worker 1 goes on without it")
+
+
+def test_a_worker_is_early_only_if_another_one_goes_on_to_an_epoch_after_its_last() -> None:
+    said: list[str] = []
+    remarks = remarks_that(said)
     remarks.begin(Mock(epochs=None, passes=1))
     remarks.done(1, 4)
     remarks.goes_on(0, 3)  # worker 1 was in that epoch, too

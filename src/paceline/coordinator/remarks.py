@@ -28,6 +28,8 @@ class Remarks:
     """By checksum of a first gradient: the worker that had it, without leased data."""
     _done: dict[int, int] = field(default_factory=dict)
     """By worker that makes no further step: how many epochs it took part in."""
+    _wanted: dict[int, int] = field(default_factory=dict)
+    """By worker: the last epoch that it wanted a batch of."""
     _shares: dict[int, int] = field(default_factory=dict)
     """By worker: its share of a round, as the user was told."""
 
@@ -57,18 +59,33 @@ class Remarks:
 
     def done(self, worker: int, epochs: int) -> None:
         """The worker makes no further step, after so many epochs. If the run is being stopped, that is no remark."""
-        if not self._run_state.shutdown.stopping:
-            self._done.setdefault(worker, epochs)
+        if self._run_state.shutdown.stopping:
+            return
+        self._done.setdefault(worker, epochs)
+        # A script may do much between its last loop and its end. By then others may have come to further epochs.
+        of = None if self._offer is None else self._run_state.settings.epochs or self._offer.epochs
+        later = [one for one, epoch in sorted(self._wanted.items()) if one != worker and self._done[worker] <= epoch]
+        if later and of is not None and self._done[worker] < of:
+            self._say_left(worker, later[0])
+
+    def leaves(self, worker: int) -> None:
+        """The worker's script waits in `finish()` or has ended. It may have left its loop with a step to make."""
+        if worker in self._wanted:
+            self.done(worker, self._wanted[worker] + 1)
 
     def goes_on(self, worker: int, epoch: int) -> None:
         """The worker wants a batch of this epoch. Another one should not have been done before that epoch."""
+        self._wanted[worker] = epoch
         early = [one for one, after in self._done.items() if one != worker and after <= epoch]
         if early:
-            self._say_once(
-                "early",
-                f"worker {early[0]} has left the training after {self._epochs(early[0])}, and worker {worker} goes on "
-                "without it; paceline.stop(reason) ends the run for all workers",
-            )
+            self._say_left(early[0], worker)
+
+    def _say_left(self, early: int, other: int) -> None:
+        self._say_once(
+            "early",
+            f"worker {early} has left the training after {self._epochs(early)}, and worker {other} goes on "
+            "without it; paceline.stop(reason) ends the run for all workers",
+        )
 
     def epochs_over(self) -> None:
         """A script loops on after its last epoch."""
