@@ -96,9 +96,9 @@ def test_a_worker_whose_script_ends_long_after_its_last_loop_is_named_though_oth
     remarks.begin(Mock(epochs=4, passes=1))
     for worker, epoch in ((0, 1), (1, 3), (2, 3)):
         remarks.goes_on(worker, epoch)
-    remarks.leaves(1)
+    remarks.finishes(1)
     assert not said
-    remarks.leaves(0)
+    remarks.finishes(0)
     (line,) = said
     assert line.startswith("worker 0 has left the training after 2 of 4 epochs, and worker 1 goes on without it")
 

@@ -331,7 +331,7 @@ class Coordinator:
             case messages.worker.OwnValues(number=number):
                 run_state.edits.came(worker, number)
             case messages.worker.FinishWanted():
-                self._remarks.leaves(worker)
+                self._remarks.finishes(worker)
                 run_state.departures.finish(member)
             case messages.worker.StopWanted(reason=reason):
                 if not run_state.policy.directed:  # else the run is stopped where the recorded one was
@@ -432,7 +432,7 @@ class Coordinator:
 
     def _script_ended(self, member: Member, at_once: bool = False) -> None:
         run_state, unprepared = self.run_state, member.stage == "starting"
-        self._remarks.leaves(member.worker)
+        self._remarks.finishes(member.worker)
         run_state.departures.end(member, at_once)
         if unprepared:
             run_state.shutdown.fail(

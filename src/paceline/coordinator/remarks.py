@@ -68,7 +68,7 @@ class Remarks:
         if later and of is not None and self._done[worker] < of:
             self._say_left(worker, later[0])
 
-    def leaves(self, worker: int) -> None:
+    def finishes(self, worker: int) -> None:
         """The worker's script waits in `finish()` or has ended. It may have left its loop with a step to make."""
         if worker in self._wanted:
             self.done(worker, self._wanted[worker] + 1)

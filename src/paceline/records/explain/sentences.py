@@ -21,7 +21,7 @@ from paceline.core.facts import (
     WorkerLeft,
     WorkerResumed,
 )
-from paceline.core.phrases import count, listed, workers_named
+from paceline.core.phrases import count, listed, printable, workers_named
 from paceline.errors import ConfigError
 from paceline.records.averages import Average
 from paceline.records.explain.findings import Findings, Meanwhile, ReleasedStep, Spent
@@ -110,7 +110,7 @@ def _ended(found: Findings) -> list[str]:
     summary = found.run.summary
     if not summary or summary["outcome"] not in ("failed", "diverged"):
         return []
-    why = f": {summary['error']}" if summary.get("error") else ""
+    why = f": {printable(summary['error'])}" if summary.get("error") else ""
     return [f"The run {summary['outcome']}{why}."]
 
 
