@@ -451,9 +451,7 @@ def test_a_run_whose_folder_is_removed_meanwhile_fails_in_one_line(launch: Launc
     script = training(
         """
         if step == 3 and me == 0:
-            import os, shutil
-            while os.path.exists(sys.argv[1]):  # rmtree fails at a file that comes or goes meanwhile
-                shutil.rmtree(sys.argv[1], ignore_errors=True)
+            os.rename(sys.argv[1], sys.argv[1] + "-away")  # at once: files come and go while rmtree works
         """
     )
     folder = launch.tmp_path / "gone"

@@ -321,7 +321,9 @@ class _Recorder:
 
         def keep() -> None:
             try:
-                Path(file).parent.mkdir(parents=True, exist_ok=True)
+                draft = Path(file).parent
+                for folder in (draft.parent, draft):  # never the run's own, which a user may have removed
+                    folder.mkdir(exist_ok=True)
                 self.send(messages.store.FileKept(file, write(), None))
             except ConfigError as error:
                 self.send(messages.store.FileKept(file, "", str(error)))
