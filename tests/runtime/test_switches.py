@@ -193,6 +193,14 @@ def test_each_version_is_made_with_the_rate_and_the_momentum_of_its_part(name: s
     assert ended.final()["weight"].item() == weight.item()
 
 
+def test_a_run_says_that_learning_rates_are_others_than_the_scripts(launch: Launch) -> None:
+    flags = ("-n", "2", "--threads", "1", "--progress", "60", "-p")
+    told = " ".join(launch.run(ONES, *flags, "sync-switch:switch_at=0.5").completed().err.split())
+    assert "learning rates are 2 times the script's: a version is the mean of 2 gradients" in told
+    assert "learning rates are the script's own again: each update is applied by itself" in told
+    assert "learning rates" not in launch.run(ONES, *flags, "sync-switch:switch_at=0.5,rescale=none").completed().err
+
+
 def test_an_optimizer_without_momentum_is_refused_in_one_line(launch: Launch) -> None:
     script = training(before="optimizer = torch.optim.AdamW(model.parameters())")
     ended = launch.run(script, "-n", "2", "-p", f"{MOMENTUM}zero")

@@ -122,6 +122,8 @@ class Coordinator:
             case StartPull() | StartPush() | AdjustTraining() | EndRound():
                 if isinstance(order, StartPush):
                     run_state.data.pushed(order)
+                elif isinstance(order, AdjustTraining):
+                    self._remarks.rates(order)
                 run_state.cluster.carry_out(order, at)
             case Reduce() | CopyReplica():
                 if isinstance(order, CopyReplica):

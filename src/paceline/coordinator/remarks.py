@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from paceline.coordinator.run_state import RunState
 from paceline.core.choice import nearest
-from paceline.core.orders import ShareOut
+from paceline.core.orders import AdjustTraining, ShareOut
 from paceline.ipc.messages.worker import Offered
 from paceline.job.settings import Settings
 from paceline.records.summary import Target
@@ -32,6 +32,8 @@ class Remarks:
     """By worker: the last epoch that it wanted a batch of."""
     _shares: dict[int, int] = field(default_factory=dict)
     """By worker: its share of a round, as the user was told."""
+    _rates: float = 1.0
+    """How many times the script's own learning rates are, as the user was told."""
 
     def begin(self, offer: Offered) -> None:
         """Training begins."""
@@ -56,6 +58,18 @@ class Remarks:
         if differ and not settings.quiet:
             self._shares = shares
             self._run_state.output.say(settings.choice.sentence(order.why))
+
+    def rates(self, order: AdjustTraining) -> None:
+        """Learning rates are others than the script's from now on, or the script's again."""
+        settings, scale = self._run_state.settings, order.learning_rate_scale
+        if scale == self._rates or settings.quiet:
+            return
+        self._rates = scale
+        whose = "the script's own again" if scale == 1 else f"{scale:g} times the script's"
+        self._run_state.output.say(
+            f"learning rates are {whose}: {settings.choice.sentence(order.why)} "
+            f"(paceline protocols {settings.choice.spec.name} says how to change that)"
+        )
 
     def done(self, worker: int, epochs: int) -> None:
         """The worker makes no further step, after so many epochs. If the run is being stopped, that is no remark."""
