@@ -13,6 +13,7 @@ from statistics import median
 from paceline.core.facts import GradientReady
 from paceline.core.orders import Release
 from paceline.core.reasons import Why
+from paceline.records.agree_waits import AgreeWaits
 from paceline.records.averages import Average, AverageTracker
 from paceline.records.links import InTransit, LinkTraffic, links
 from paceline.records.reading import RecordedRun, model_of
@@ -110,6 +111,8 @@ class Findings:
     range_of: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By worker: the first and the last step that it was released for."""
     waited: WaitTotals = field(default_factory=WaitTotals)
+    agreeing: Counter[int] = field(default_factory=Counter)
+    """By worker: seconds that others waited for it in `paceline.agree`."""
     waits: list[tuple[WorkerWait, dict[int, float]]] = field(default_factory=list)
     """The waits of the worker or step in question, each with its seconds by the worker to blame."""
     applied: Counter[int] = field(default_factory=Counter)
@@ -152,9 +155,10 @@ class _Pass:
         """By source and host, and by worker: seconds of waiting for averages whose last part came over that link."""
 
     def read(self) -> None:
-        found, model = self._found, self._model
-        for moment in model.read(found.run.history()):
+        found, model, agreeing = self._found, self._model, AgreeWaits(self._found.run.ledger, self._waits)
+        for number, moment in enumerate(model.read(found.run.history()), 1):
             at = moment.fact.at
+            agreeing.record(number, moment.fact, moment.waits)
             for order in moment.orders:
                 if isinstance(order, Release):
                     self._released(order, at)
@@ -181,6 +185,7 @@ class _Pass:
             found.spent.setdefault(worker, Spent()).stayed = model.seconds(worker)
         found.spent = dict(sorted(found.spent.items()))
         found.typical = self._steps.typical()
+        found.agreeing = agreeing.culprits
         found.hosts, found.head = model.hosts, model.head
         groups = found.run.choice.has_replicas
         found.links = links(found.run.ledger, model.hosts, self._averaged if groups else None)

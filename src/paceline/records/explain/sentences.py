@@ -94,15 +94,32 @@ def whole_run(found: Findings) -> tuple[list[str], list[str]]:
     ]
     lines = [*_who(found, total), *_links(found), *_carried(found), *_dropped(found)]
     harmed = _harmed(found)
-    unordered = phases["waiting"] - found.waited.seconds
+    lines += _agreed(found, total)
+    unordered = phases["waiting"] - found.waited.seconds - found.agreeing.total()
     if unordered < WORTH_SAYING * total:
         return went, [*lines, *(harmed or [*_optimum(found), *_what_helps(found, phases, total)])]
-    another, share = "Another " if found.waited.culprits else "", _percent(unordered, total)
+    another, share = "Another " if found.waited.culprits or found.agreeing else "", _percent(unordered, total)
     what = "averages" if found.run.choice.has_replicas else "the store"
     lines.append(f"{another}{share} of the time went to waiting for {what}, messages or a core.")
     crowded = _crowded(found, share)
     helps = [] if crowded and unordered >= max(phases.values()) / 2 else _what_helps(found, phases, total)
     return went, [*lines, *crowded, *(harmed or [*_optimum(found), *helps])]
+
+
+def _agreed(found: Findings, total: float) -> Iterator[str]:
+    """Yield a sentence about `paceline.agree`, if much of the workers' time went there."""
+    seconds = found.agreeing.total()
+    if seconds < WORTH_SAYING * total:
+        return
+    worker, most = found.agreeing.most_common(1)[0]
+    line = f"{_percent(seconds, total)} of the time went to paceline.agree(), where workers wait for the last of them"
+    if most < SHARED * seconds:
+        yield f"{line}: now one, now another."
+        return
+    yield (
+        f"{line}: mostly worker {worker}, {_seconds(most)} in all. What its script does between loops takes that long. "
+        "Let each worker do a part of it, or give prepare(..., evaluate=fn) what measures the model."
+    )
 
 
 def _ended(found: Findings) -> list[str]:
