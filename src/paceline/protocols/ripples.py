@@ -18,7 +18,7 @@ the slowdown filter) follows the paper as it is known at second hand, and none o
   two for each. The first is inter: one head worker of each node meets those of the other nodes, and the others meet in
   groups of their own node. The second is intra, a group of the whole node. Nothing conflicts. The filter leaves out
   workers that are behind the asker by `threshold` requests or more, until they ask themselves. It looks only that way:
-  a slow asker is still given faster workers, and they wait for its next step.
+  a slow asker is still given faster workers, and with `slow_asker=whole` they wait for its next step.
 
 Counter convention: a worker's requests count its own askings, from 0 in the static schedule. The filter compares
 the asker's, its present one included, with the other's.
@@ -34,11 +34,13 @@ takes its old place, or if that is taken the first empty one. If none is empty, 
 
 A worker that has resumed takes part again as such a joiner does, from its own replica.
 
-Ours: each member serves conflicting groups in the order in which they were drawn. So none overtakes an earlier group
-that shares a member with it, even if its members are free. "conflict" counts the groups that are queued so. All
-heads make one group, whatever `group_size` is. Where only one node is divided, a head would have no other to meet, and
-none is picked. Groups on a node are as equal in size as they can be. A group of one needs no averaging, but takes its
-turn: its worker goes on at once, and its next request is for the next group.
+Ours: with `slow_asker=once` an asker that is `threshold` requests behind any of these workers gets the first group
+alone. It has come to that one, so nobody waits for it. Each member serves conflicting groups in the order in which they
+were drawn. So none overtakes an earlier group that shares a member with it, even if its members are free. "conflict"
+counts the groups that are queued so. All heads make one group, whatever `group_size` is. Where only one node is
+divided, a head would have no other to meet, and none is picked. Groups on a node are as equal in size as they can be. A
+group of one needs no averaging, but takes its turn: its worker goes on at once, and its next request is for the next
+group.
 
 A resumed run goes on with its draws, so that segments don't repeat each other's. Requests count anew: in the static
 schedule all workers have to begin with the same one. The filter finds a slow worker again within `threshold` requests.
@@ -107,6 +109,11 @@ class Config:
         "smart leaves out workers that asked for so many groups fewer than the asker, or more; none leaves out none",
         unit="requests",
         least=1,
+    )
+    slow_asker: Literal["whole", "once"] = parameter(
+        "whole",
+        "what smart gives an asker that is `threshold` requests behind others: both groups, or the first one alone, "
+        "after which no worker waits for its next step",
     )
     section_length: int = parameter(1, "steps of a worker from one group to the next", unit="steps", least=1)
 
@@ -408,8 +415,16 @@ class Machine:
             parts = -(-len(others) // self.config.group_size)
             for part in range(parts):
                 self._plan(others[part::parts], ("local", asker, node))
+        once = self.config.slow_asker == "once" and self._is_behind(member, taken)
         for node, here in nodes.items():
-            self._plan(here, ("whole-node", asker, node))
+            staying = [worker for worker in here if worker != asker] if once else here
+            if staying:
+                self._plan(staying, ("whole-node", asker, node))
+
+    def _is_behind(self, asker: GroupMember, others: Iterable[int]) -> bool:
+        """Whether the filter would leave the asker out, if one of these workers asked next."""
+        most, threshold = max(self.members[worker].requests for worker in others), self.config.threshold
+        return threshold is not None and most - asker.requests >= threshold
 
     def _plan(self, workers: list[int], why: Why, number: int | None = None) -> None:
         """Make a group, which is at once in the buffers of all its members."""
