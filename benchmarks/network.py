@@ -45,21 +45,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from hosts import PORT, run_all, use_congestion
 from step import Failed, machine, print_table
 
 from paceline.net.token import Token, write
@@ -95,7 +94,6 @@ SLOWED = ("none", "ddp", "bsp", "allreduce", "adpsgd", "ripples")
 PROTOCOLS = {"bsp": "bsp", "late": "bsp", "allreduce": "all-reduce", "adpsgd": "ad-psgd", "ripples": "ripples"}
 """By kind of variant. All others are asp."""
 PARAMETERS, SMALL, LEAST = 25_000_000, 64_000, 25
-PORT = 7117
 PAYLOAD = 1448 / 1514
 """Of the bytes of a frame of Ethernet, those that TCP carries for the user, as tbf counts them."""
 WARMUP = 2
@@ -124,21 +122,6 @@ class Measurement:
     """How long that machine's worker waited for a batch: the median, and the 99th percentile."""
 
 
-@contextmanager
-def allowed(congestion: str) -> Iterator[None]:
-    """Let namespaces choose this congestion control: they may have what stands in the machine's list."""
-    among = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-    before = among.read_text().split()
-    if congestion in before:
-        yield
-        return
-    among.write_text(" ".join([*before, congestion]))
-    try:
-        yield
-    finally:
-        among.write_text(" ".join(before))
-
-
 def measure(hosts: int, variant: str, shards: str, repeat: int, args: argparse.Namespace) -> Measurement:
     """Run one variant once. Raises Failed, also when it takes too long; leaves no process behind."""
     kind, _, how = variant.partition("-")
@@ -147,10 +130,7 @@ def measure(hosts: int, variant: str, shards: str, repeat: int, args: argparse.N
         temporary = tempfile.TemporaryDirectory(prefix="paceline-network-", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(temporary))
         network = stack.enter_context(Network(hosts, args.rate))
-        stack.enter_context(allowed(args.congestion))
-        for host in range(hosts):
-            congestion = ["sysctl", "-qw", f"net.ipv4.tcp_congestion_control={args.congestion}"]
-            subprocess.run(congestion, preexec_fn=network.enter(host), check=True)
+        use_congestion(network, hosts, args.congestion)
         write(Token.drawn(), folder / "token")
         script: list[Any] = [WORKLOAD, "--times", folder, "--optimizer", args.optimizer, *_amount(kind, args.quick)]
         script += ["--compute", args.compute, *(["--late"] if kind == "late" else [])]
@@ -167,7 +147,7 @@ def measure(hosts: int, variant: str, shards: str, repeat: int, args: argparse.N
             commands = [(0, [*ours, *run, *script, "--variant", "paceline"])]
             if how != "one":
                 commands += [(host, [*ours, *join, "--name", f"host-{host}"]) for host in range(1, hosts)]
-        _run(network, commands, folder, args.timeout)
+        run_all(network, commands, folder, args.timeout)
         told = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(hosts * each)]
     steps = [[after - before for before, after in pairwise(one["returned"])] for one in told]
     second, done = told[each], len(steps[each])
@@ -213,38 +193,6 @@ def _amount(kind: str, quick: bool) -> list[Any]:
             return ["--parameters", LEAST, "--warmup", 50, "--steps", 200 if quick else 1000, "--loader"]
         case _:
             return ["--parameters", PARAMETERS, "--warmup", WARMUP, "--steps", 2 if quick else 5]
-
-
-def _run(network: Network, commands: Sequence[tuple[int, Sequence[Any]]], folder: Path, timeout: float) -> None:
-    """Run these to their ends, each on its host."""
-    variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "e0"}
-    environment = {**os.environ, **variables, "PACELINE_TOKEN_FILE": str(folder / "token")}
-    deadline, processes = time.monotonic() + timeout, []
-    try:
-        for number, (host, command) in enumerate(commands):
-            with (folder / f"output-{number}").open("wb") as file:
-                process = subprocess.Popen(
-                    [str(part) for part in command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                    env=environment,
-                    preexec_fn=network.enter(host),
-                )
-            processes.append(process)
-        try:
-            codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
-        except subprocess.TimeoutExpired:
-            raise Failed(f"it had not ended after {timeout:g} s") from None
-    finally:
-        for host in {host for host, _ in commands}:
-            network.kill(host)
-        for process in processes:
-            process.wait()
-    for number, code in enumerate(codes):
-        if code:
-            last = (folder / f"output-{number}").read_text(errors="replace").strip().splitlines()[-8:]
-            raise Failed("\n    ".join([f"host {commands[number][0]}: exit code {code}", *last]))
 
 
 def _bytes_per_second(rate: str) -> float:

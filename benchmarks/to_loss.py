@@ -31,9 +31,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hosts import PORT, run_all
 from step import Failed, machine, print_table
 
-from network import PORT, _run
 from paceline.net.token import Token, write
 from paceline.records.comparison import mean
 
@@ -110,7 +110,7 @@ def measure(variant: str, seed: int, args: argparse.Namespace) -> Curve:
                 (0, [*ours, *run]),
                 *((host, [*ours, *join, "--name", f"host-{host}"]) for host in range(1, hosts)),
             ]
-        _run(network, commands, folder, args.timeout)
+        run_all(network, commands, folder, args.timeout)
         told = [json.loads((folder / f"{worker}.json").read_text()) for worker in range(hosts)]
         losses = [tuple(point) for point in told[0]["curve"]]
         if not variant.startswith("ddp"):

@@ -18,6 +18,8 @@ from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NETWORK = 0x40000000  # CLONE_NEWNET
+QUEUE = "burst 128kb latency 20ms"
+"""Before a link, as tc writes it for tbf."""
 
 ENTER = """
 import ctypes, os
@@ -67,6 +69,12 @@ class Network:
         """Return Python that takes its process there. See `support.runs.start`."""
         return ENTER.format(path=str(_path(self._hosts[host])))
 
+    def shape(self, host: int, rate: str, outward: str = QUEUE, inward: str = QUEUE) -> None:
+        """Give that host's link this rate each way, with such a queue before it at its own end and at the switch's."""
+        ends = ((self._hosts[host], "e0", outward), (self._switch, f"link{host}", inward))
+        for namespace, end, queue in ends:
+            _do(namespace, f"tc qdisc replace dev {end} root tbf rate {rate} {queue}")
+
     def cut(self, host: int) -> None:
         """Pull the cable of that host out of the switch. Nobody is told."""
         _do(self._switch, f"ip link set link{host} down")
@@ -114,8 +122,8 @@ class Network:
             _do(host, "ip link set lo up")
             for namespace, end in ends:
                 _do(namespace, f"ip link set {end} up")
-                if rate is not None:
-                    _do(namespace, f"tc qdisc add dev {end} root tbf rate {rate} burst 128kb latency 20ms")
+            if rate is not None:
+                self.shape(number, rate)
 
 
 def _namespace() -> int:
