@@ -47,7 +47,7 @@ SECONDS = 60
 DEATHS, STALLS = 20, 19
 CUT, CUT_FOR = 31.0, 3.0
 """When the last machine's cable is pulled, and for how long, in seconds of training."""
-COLUMNS, LINES = 96, 25
+COLUMNS, LINES = 100, 26
 LETTER, LINE, EDGE = 7.8, 16, 12
 """Pixels."""
 RATE = 2
@@ -61,8 +61,8 @@ COLOURS = {
     "cyan": "#76e3ea",
     "blue": "#79c0ff",
 }
-RUN = f"""paceline run -p asp --listen {{address}} --hosts {HOSTS} -n {EACH} --threads 1 --scenario faults.toml \\
-    --target 'accuracy>=0.95' --max-seconds {SECONDS} \\
+RUN = f"""paceline run -p asp --listen {{address}} --hosts {HOSTS} -n {EACH} --name host-0 --scenario faults.toml \\
+    --threads 1 --target 'accuracy>=0.95' --max-seconds {SECONDS} \\
     --out run train.py"""
 SCRIPT = """import numpy as np
 import torch
@@ -86,7 +86,7 @@ def evaluate(model):
 
 loader = DataLoader(train, batch_size=32, shuffle=True)
 model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=1000, evaluate=evaluate)
-for _ in range(1000):
+for _ in paceline.epochs(1000):
     for x, y in loader:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
@@ -191,7 +191,7 @@ def filmed(folder: Path) -> list[tuple[list[tuple[float, bytes]], float]]:
         threading.Thread(target=_cut, args=(network, folder / "run"), daemon=True).start()
         film(RUN.format(address=address), 21, network.enter(0))
     film("paceline check run", 3, lambda: None)
-    film("paceline replay run", 6, lambda: None)
+    film("paceline replay --yes run", 6, lambda: None)
     return parts
 
 
