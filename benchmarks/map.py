@@ -12,8 +12,8 @@ as long a step).
 First every protocol runs in virtual time, with real gradients on the virtual versions. Then DDP, `bsp`, `asp` and the
 five that were first there are run for real, and the map has their measured times. Where the best real one is not sure,
 as its interval reaches over the second's, the map says so. `--runs` keeps each run as it ends, and what it has is not
-run again. The learning rate of each protocol is tuned by simulated runs with other seeds, among equal workers and with
-one of a fifth of the speed.
+run again. The learning rate of each protocol is tuned by simulated runs with another seed, of mixed workers on one
+machine.
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ class Kept:
         """Choose the rates, where that has not been done."""
         if self.rates:
             return
-        clusters = [Cell("memory", unequal).case for unequal in ("equal", "one 5 ×")]
-        tried = [tuned(case, data, seeds=(100,)) for case in clusters]
-        self.rates = {protocol: min(one[protocol] for one in tried) for protocol in PROTOCOLS}
+        self.rates = tuned(Cell("memory", "mixed").case, data, seeds=(100,))
         self.rates["ddp"] = self.rates["all-reduce"]
         keep(self.file, {"case": TUNED_ON, "rates": self.rates})
 
