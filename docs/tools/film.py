@@ -3,9 +3,10 @@
     pip install -c constraints.txt pyte
     python docs/tools/film.py --out docs/pictures/film.svg                  # root; three minutes
 
-The machines are network namespaces on this one, with a link of 1 Gbit/s each. Workers die and come back, others
-stall, and one machine's cable is pulled and put in again. Then the ledger is checked, and the run is made again from
-it. What a terminal shows meanwhile is shortened to half a minute, and nothing of it is retouched.
+The machines are network namespaces on this one, with a link of 1 Gbit/s each. Workers die 20 times and come back as
+often, 19 times one stalls, and one machine's cable is pulled and put in again: 60 in all. Then the ledger is checked,
+and the run is made again from it. What a terminal shows meanwhile is shortened to half a minute, and nothing of it is
+retouched.
 """
 
 from __future__ import annotations

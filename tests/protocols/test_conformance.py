@@ -33,7 +33,13 @@ VARIANTS = {
     "quorum": ("m=1", "m=3", "m=2,grace=auto", "m=1,grace=1"),
     "rennala": ("batch=2", "batch=5"),
     "ringmaster": ("max_delay=1", "max_delay=2"),
-    "ripples": ("schedule=static", "schedule=random", "group_size=2,section_length=2", "threshold=1,slow_asker=once"),
+    "ripples": (
+        "schedule=static",
+        "schedule=random",
+        "group_size=2,section_length=2",
+        "threshold=none",
+        "threshold=1,slow_asker=once",
+    ),
     "local-sgd": ("every=1", "every=2"),
     "ssp": ("bound=0", "bound=1"),
     "sync-switch": (

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from paceline.core.facts import GradientReady, StepDeclined, WorkerResumed
+from paceline.core.facts import GradientReady, StepDeclined, TrainingBegan, WorkerResumed
 from paceline.core.orders import Hold, Release
 from paceline.records.agree_waits import AgreeWaits
 from paceline.records.waits import Waits
@@ -30,23 +30,53 @@ def released(worker: int, at: float) -> tuple[object, tuple[object, ...]]:
     return GradientReady(worker=2, step=0, version=1, samples=1, at=at), (go,)
 
 
+def began(*workers: int) -> tuple[object, tuple[object, ...]]:
+    return TrainingBegan(members=tuple((one, "here", 0) for one in workers), version=1, seed=0, at=0.0), ()
+
+
 STORIES = {
     "two pause until the third comes": (
         [0, 1, 2],
-        [paused(0, 1.0), paused(1, 2.0), resumed(0, 5.0), resumed(1, 5.0)],
+        [began(0, 1, 2), paused(0, 1.0), paused(1, 2.0), resumed(0, 5.0), resumed(1, 5.0)],
         {2: 7.0},
+    ),
+    "one paused as the run was stopped, and is the last once it is resumed": (
+        [0, 1, 2],
+        [
+            began(0, 1, 2),
+            paused(1, 0.5),
+            began(0, 1, 2),
+            paused(0, 1.0),
+            paused(2, 1.5),
+            resumed(0, 5.0),
+            resumed(2, 5.0),
+        ],
+        {1: 7.5},
+    ),
+    "one gets the answer later, as it was away": (
+        [0, 1, 2],
+        [began(1, 2), paused(1, 1.0), resumed(1, 5.0)],
+        {2: 4.0},
     ),
     "one of them was told to wait": (
         [0, 1, 2],
-        [told_to_wait(1, 1.0), paused(0, 1.0), released(1, 4.9), paused(2, 4.9), resumed(0, 5.0), resumed(2, 5.0)],
+        [
+            began(0, 1, 2),
+            told_to_wait(1, 1.0),
+            paused(0, 1.0),
+            released(1, 4.9),
+            paused(2, 4.9),
+            resumed(0, 5.0),
+            resumed(2, 5.0),
+        ],
         {2: 4.0, 1: 0.1},
     ),
     "one of them still waits for its step": (
         [0, 1, 2],
-        [told_to_wait(1, 1.0), paused(0, 1.0), resumed(0, 5.0)],
+        [began(0, 1, 2), told_to_wait(1, 1.0), paused(0, 1.0), resumed(0, 5.0)],
         {2: 4.0},
     ),
-    "the other one has died": ([0], [paused(0, 1.0), resumed(0, 5.0)], {}),
+    "the other one has died": ([0], [began(0), paused(0, 1.0), resumed(0, 5.0)], {}),
 }
 
 

@@ -32,8 +32,8 @@ class Remarks:
     """By worker: the last epoch that it wanted a batch of."""
     _shares: dict[int, int] = field(default_factory=dict)
     """By worker: its share of a round, as the user was told."""
-    _rates: float = 1.0
-    """How many times the script's own learning rates are, as the user was told."""
+    _scaled: bool = False
+    """Whether learning rates are others than the script's, as the user was told."""
 
     def begin(self, offer: Offered) -> None:
         """Training begins."""
@@ -61,15 +61,15 @@ class Remarks:
 
     def rates(self, order: AdjustTraining) -> None:
         """Learning rates are others than the script's from now on, or the script's again."""
-        settings, scale = self._run_state.settings, order.learning_rate_scale
-        if scale == self._rates or settings.quiet:
+        settings, scaled = self._run_state.settings, order.learning_rate_scale != 1
+        if scaled == self._scaled or settings.quiet:
             return
-        self._rates = scale
-        whose = "the script's own again" if scale == 1 else f"{scale:g} times the script's"
-        self._run_state.output.say(
-            f"learning rates are {whose}: {settings.choice.sentence(order.why)} "
-            f"(paceline protocols {settings.choice.spec.name} says how to change that)"
-        )
+        self._scaled = scaled
+        told = "the script's own again"
+        if scaled:
+            how = f"paceline protocols {settings.choice.spec.name} says how to change that"
+            told = f"{order.learning_rate_scale:g} times the script's: {settings.choice.sentence(order.why)} ({how})"
+        self._run_state.output.say(f"learning rates are {told}")
 
     def done(self, worker: int, epochs: int) -> None:
         """The worker makes no further step, after so many epochs. If the run is being stopped, that is no remark."""
