@@ -42,6 +42,9 @@ TRAIN = Path(__file__).parent / "train.py"
 TUNING = (100, 101)
 SEEDS = tuple(range(5))
 TESTS = 2000
+EXTENDED = 3
+DIVERGED = 4
+"""The exit code of a run whose parameters are no numbers any more. It met no target, and counts."""
 PATIENCE = 150.0
 """Seconds that a run may take beside its training."""
 
@@ -238,14 +241,15 @@ def measure(case: Case, protocol: str, rate: float, seed: int, data: Path, conge
         script: list[object] = [TRAIN, "--data", data, *task.words(rate, seed), *cluster.words()]
         if protocol == "ddp":
             limit = [] if task.seconds is None else ["--seconds", task.seconds]
-            script += [*limit, "--curve", folder / "curve.json"]
+            look = max(1, round(task.samples / task.batch / cluster.workers / task.record))  # as often as others record
+            script += [*limit, "--look", look, "--curve", folder / "curve.json"]
             commands = [
                 (rank // cluster.each, [sys.executable, *script, "--ddp", rank, cluster.workers, network.address(0)])
                 for rank in range(cluster.workers)
             ]
         else:
             commands = _paceline(cluster, task, protocol, seed, network, folder / "run", script)
-        run_all(network, commands, folder, (task.seconds or PATIENCE) + PATIENCE)
+        run_all(network, commands, folder, (task.seconds or PATIENCE) + PATIENCE, allowed=(DIVERGED,))
         if protocol == "ddp":
             found = json.loads((folder / "curve.json").read_text())
             period, curve = found["seconds"] / found["steps"], [tuple(one) for one in found["curve"]]
@@ -287,18 +291,25 @@ def _read(case: Case, protocol: str, rate: float, seed: int, folder: Path) -> Ru
 
 
 def tuned(case: Case, data: Path, seeds: Collection[int] = TUNING) -> dict[str, float]:
-    """Choose each protocol's rate, by runs in virtual time. DDP has All-Reduce's, or BSP's."""
+    """Choose each protocol's rate, by runs in virtual time. DDP has All-Reduce's, or BSP's.
+
+    Where the best rate is the grid's least or greatest, the grid goes on by halves or doubles, up to `EXTENDED` times.
+    """
     chosen = {}
     for protocol, rates in case.protocols.items():
         if protocol == "ddp":
             continue
-        tried = {
-            rate: fmean(_steps(case, simulated(case, protocol, rate, seed, data)) for seed in seeds)
-            for rate in (rates if len(rates) > 1 else ())
-        }
-        chosen[protocol] = min(tried, key=tried.__getitem__, default=rates[0])
-        found = ", ".join(f"{rate:g}: {steps:.0f}" for rate, steps in tried.items())
-        print(f"{case.name}, {protocol}: {chosen[protocol]:g} by iterations to the target: {found}", file=sys.stderr)
+        wanted, tried = list(rates if len(rates) > 1 else ()), {}
+        for _ in range(EXTENDED + 1):
+            for rate in wanted:
+                tried[rate] = fmean(_steps(case, simulated(case, protocol, rate, seed, data)) for seed in seeds)
+            best = min(tried, key=tried.__getitem__, default=rates[0])
+            wanted = (
+                [best / 2] if best == min(tried, default=0) else [best * 2] if best == max(tried, default=0) else []
+            )
+        chosen[protocol] = best
+        found = ", ".join(f"{rate:g}: {tried[rate]:.0f}" for rate in sorted(tried))
+        print(f"{case.name}, {protocol}: {best:g} by iterations to the target: {found}", file=sys.stderr)
     if "ddp" in case.protocols:
         chosen["ddp"] = chosen.get("all-reduce") or chosen["bsp"]
     return chosen
@@ -320,7 +331,7 @@ def simulated(case: Case, protocol: str, rate: float, seed: int, data: Path, mes
         command += [] if case.task.seconds is None else ["--seconds", case.task.seconds]
         command += ["--gradients", TRAIN, "--data", data, *case.task.words(rate, seed)]
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-        if done.returncode not in (0, 4):  # 4: it diverged
+        if done.returncode not in (0, DIVERGED):
             sys.exit(done.stderr)
         return _read(case, protocol, rate, seed, out)
 
@@ -351,7 +362,8 @@ def main(doc: str | None, cases: Sequence[Case], claims: Callable[[Rows], list[C
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [case.name for case in cases]
     parser.add_argument("--data", type=Path, required=True, help="MNIST, as for examples/mnist.py")
-    parser.add_argument("--runs", type=Path, required=True, help="a file with a line for each run; what it has is kept")
+    kept = "a file with a line for each run; what it has is kept, so begin another one if anything has changed"
+    parser.add_argument("--runs", type=Path, required=True, help=kept)
     parser.add_argument(
         "--cases", nargs="+", choices=names, default=names, metavar="CASE", help=f"of {', '.join(names)}"
     )
@@ -377,12 +389,13 @@ def main(doc: str | None, cases: Sequence[Case], claims: Callable[[Rows], list[C
             rates[case.name] = rates[own.name]
         for seed in args.seeds:
             for case in wanted:
-                for protocol in case.protocols if args.protocols is None else args.protocols:
+                for protocol in [one for one in case.protocols if args.protocols is None or one in args.protocols]:
+                    rate = rates[case.name][protocol]
                     if any((one.case, one.protocol, one.seed) == (case.name, protocol, seed) for one in runs):
                         continue
                     started = time.monotonic()
                     try:
-                        run = measure(case, protocol, rates[case.name][protocol], seed, data, args.congestion)
+                        run = measure(case, protocol, rate, seed, data, args.congestion)
                     except NotHere as error:
                         print(error, file=sys.stderr)
                         return 2

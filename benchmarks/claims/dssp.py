@@ -33,50 +33,27 @@ CASES = [
 ]
 
 
-def seconds(case: str, rows: Rows) -> tuple[str, bool]:
-    """SSP's time to the target over DSSP's, as the cell has it, and whether it is as published."""
+def sooner(case: str, rows: Rows) -> str:
+    """How many times as soon as SSP DSSP is at the target, as the cell has it."""
 
     def to_target(run: Run) -> float | None:
         met = run.met(CASES[0].target)
         return None if met is None else met[1]
 
     cap, literal = (ratio(rows, case, "ssp:bound=3", one, to_target) for one in ("dssp", LITERAL))
-    best = max((one.mean for one in (cap, literal) if one is not None), default=0.0)
-    return f"{told(cap)} with the cap, {told(literal)} without", best >= 1.88
+    return f"{told(cap)} with the cap, {told(literal)} without"
 
 
 def claims(rows: Rows) -> list[Claim]:
-    """Table I's ratio in each case that has run; the equal one is the control."""
+    """Table I's ratio in each case that has run. None is a test: no rule lets a run be sooner than ASP."""
     found = []
     for slow, name in NAMES.items():
         if not all(isinstance(rows.get((name, one)), Row) for one in PROTOCOLS):
             continue
-        here, reached = seconds(name, rows)
-        if slow == 1.0:
-            found.append(
-                Claim(
-                    "the control: equal workers",
-                    "1.88, of Table I",
-                    "from the paper",
-                    here,
-                    None,
-                    "nobody waits here",
-                    by="real runs",
-                )
-            )
-        else:
-            bound = f"whoever never waits is at most {(slow + 1) / 2:.2f} times as fast as SSP"
-            found.append(
-                Claim(
-                    f"sooner at the accuracy than SSP 3: {name}",
-                    "1.88, of Table I",
-                    "from the paper",
-                    here,
-                    reached,
-                    bound,
-                    by="real runs",
-                )
-            )
+        what = "the control: equal workers" if slow == 1.0 else f"sooner at the accuracy than SSP 3: {name}"
+        most = f"whoever never waits is at most {(slow + 1) / 2:.2f} times as fast as SSP"
+        why = "nobody waits here" if slow == 1.0 else most
+        found.append(Claim(what, "1.88, of Table I", "from the paper", sooner(name, rows), None, why, by="real runs"))
     return found
 
 

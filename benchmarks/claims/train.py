@@ -32,8 +32,6 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import paceline
 
 FACTOR = 0.1  # of the learning rate, at each of its drops
-LOOKS = 40
-"""Copies that DDP keeps of its parameters, to be evaluated when all is over."""
 ASKED = 5
 """Steps of DDP between two looks at the clock, as all must stop together."""
 
@@ -142,6 +140,7 @@ def main() -> None:
     parser.add_argument("--bursts", nargs=3, type=float, metavar=("EVERY", "LONG", "FACTOR"), help=bursts)
     parser.add_argument("--ddp", nargs=3, metavar=("RANK", "WORLD", "HEAD"), help="be one process of DDP")
     parser.add_argument("--seconds", type=float, help="of DDP: train for so long")
+    parser.add_argument("--look", type=int, default=1, help="of DDP: keep a copy each so many steps, to be evaluated")
     parser.add_argument("--curve", type=Path, help="of DDP: where rank 0 writes what came out")
     args = parser.parse_args()
 
@@ -173,14 +172,15 @@ def main() -> None:
         begin(rank, world)
         curve = []
         for steps, seconds in by_ddp(DistributedDataParallel(model), optimizer, loader, sampler, scheduler, args):
-            if rank == 0:
-                curve.append((steps, seconds, {name: one.clone() for name, one in model.state_dict().items()}))
+            last = steps, seconds
+            if rank == 0 and steps % args.look == 0:
+                curve.append((*last, {name: one.clone() for name, one in model.state_dict().items()}))
         if rank == 0:
             found = []
-            for steps, seconds, state in curve[:: max(1, len(curve) // LOOKS)]:
+            for steps, seconds, state in curve:
                 model.load_state_dict(state)
                 found.append((steps, seconds, evaluate(model)["accuracy"]))
-            args.curve.write_text(json.dumps({"steps": curve[-1][0], "seconds": curve[-1][1], "curve": found}))
+            args.curve.write_text(json.dumps({"steps": last[0], "seconds": last[1], "curve": found}))
         dist.barrier()
         dist.destroy_process_group()
         return
