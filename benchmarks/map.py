@@ -87,7 +87,7 @@ class Cell:
     def case(self) -> Case:
         """What is run there."""
         where = {"hosts": 1, "each": 4, "rate": None} if self.link == "memory" else {"hosts": 4, "rate": self.link}
-        cluster = Cluster(**where, compute=0.1, **UNEQUAL[self.unequal])  # type: ignore[arg-type]
+        cluster = Cluster(**where, compute=0.1, **UNEQUAL[self.unequal])
         task = Task(WIDTHS, record=20, seconds=LONGEST, samples=5120, epochs=7)  # equal workers' in that time
         return Case(f"{self.link}, {self.unequal}", cluster, task, PROTOCOLS, TARGET)
 
@@ -137,7 +137,8 @@ class Kept:
     def best(self, cell: Cell, among: Iterable[str], *, virtual: bool) -> list[str]:
         """Those which met the target, the soonest first."""
         found = {one: self.seconds(cell, one, virtual=virtual) for one in among}
-        return sorted((one for one in found if found[one]), key=lambda one: found[one].mean)  # type: ignore[union-attr]
+        met = {one: value.mean for one, value in found.items() if value is not None}
+        return sorted(met, key=met.__getitem__)
 
 
 def simulate_all(kept: Kept, cells: Sequence[Cell], seeds: Sequence[int], data: Path) -> None:

@@ -313,10 +313,11 @@ def started(network: Network, commands: Commands, folder: Path) -> Iterator[Proc
 
 
 def last_line(folder: Path, processes: Processes) -> str:
-    """Return the last line of a process that failed, or of the last one."""
+    """Return the last line of a process that failed, or of the last one: of an error, if there is such a line."""
     failed = [number for number, process in enumerate(processes) if process.poll() not in (None, 0, -signal.SIGKILL)]
     written = (folder / f"output-{(failed or [len(processes) - 1])[0]}").read_text(errors="replace")
-    return next((line.strip() for line in reversed(written.splitlines()) if line.strip()), "it wrote nothing")[:300]
+    lines = [line.strip() for line in reversed(written.splitlines()) if line.strip()]
+    return next((line for line in lines if "Error: " in line), lines[0] if lines else "it wrote nothing")[:300]
 
 
 Notes = list[tuple[float, int]]

@@ -55,8 +55,8 @@ class AgreeWaits:
                 began, calls = self._paused.pop(worker), self._calls[worker]
                 self._note(worker, began, fact.at)
                 answered = bisect_left(calls, number, key=lambda one: one[0])
-                members = self._members[calls[answered - 1][1]] if answered else set()
-                others = sorted(members & self._here - {worker})
+                called = self._members[calls[answered - 1][1]] if answered else set()
+                others = sorted(called & self._here - {worker})
                 if others:  # else those that it paused for have died
                     idle = {other: self._idle_within(other, began, fact.at) for other in others}
                     self.culprits[min(others, key=idle.__getitem__)] += fact.at - began  # type: ignore[assignment]
