@@ -12,8 +12,8 @@ from paceline.records.violations import SUMMED_UP, Violation
 
 TOLERANCE = 1e-6
 """Relative tolerance of measured seconds, of which a summary has nine digits."""
-SINCE = {"over_optimum", "computed", "gradient_seconds", "scalars", "overlap"}
-"""Keys that summaries of earlier versions lack. `overlap` is a parameter of `ad-psgd`."""
+SINCE = {"over_optimum", "computed", "gradient_seconds", "scalars", "overlap", "slow_asker"}
+"""Keys that summaries of earlier versions lack. `overlap` is a parameter of `ad-psgd`, `slow_asker` of `ripples`."""
 
 
 def summary(checking: Checking, summary: Summary) -> None:
