@@ -87,8 +87,8 @@ def test_a_pause_is_put_to_the_worker_that_came_last(story: str) -> None:
     with closing(sqlite3.connect(":memory:")) as ledger:
         ledger.execute("CREATE TABLE agreed (fact INTEGER, worker INTEGER, epoch INTEGER, nth INTEGER)")
         ledger.executemany("INSERT INTO agreed VALUES (?, ?, 1, 0)", [(last, worker) for worker in members])
-        waits = Waits()
+        waits, present = Waits(), [worker for worker, _, _ in facts[0][0].members]
         agreeing = AgreeWaits(ledger, waits)
         for number, (fact, orders) in enumerate(facts, 1):
-            agreeing.record(number, fact, waits.record(fact, orders))
+            agreeing.record(number, fact, waits.record(fact, orders), present)
     assert {worker: pytest.approx(seconds) for worker, seconds in agreeing.culprits.items()} == expected

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from paceline.core.agreements import Call
-from paceline.core.facts import Fact, StepDeclined, TrainingBegan, WorkerJoined, WorkerLeft, WorkerResumed
+from paceline.core.facts import Fact, StepDeclined, TrainingBegan, WorkerLeft, WorkerResumed
 from paceline.records.spans import overlap
 from paceline.records.waits import Waits, WorkerWait
 
@@ -30,33 +30,30 @@ class AgreeWaits:
         for fact, worker, *call in ledger.execute("SELECT fact, worker, epoch, nth FROM agreed ORDER BY rowid"):
             self._calls[worker].append((fact, Call(*call)))
             self._members[Call(*call)].add(worker)
-        self._here: set[int] = set()
         self._paused: dict[int, float] = {}
         self._idle: dict[int, list[tuple[float, float]]] = defaultdict(list)
         """By worker: its last pause, and the last time that it was told to wait."""
 
-    def record(self, number: int, fact: Fact, ended: Iterable[WorkerWait]) -> None:
-        """Take the next fact, which has that number in the ledger, and the waits that it ended."""
+    def record(self, number: int, fact: Fact, ended: Iterable[WorkerWait], present: Collection[int]) -> None:
+        """Take the next fact, which has that number in the ledger, the waits that it ended, and who is there."""
+        if not self._calls:
+            return
         for wait in ended:
             self._note(wait.worker, wait.began, wait.ended)
         match fact:
-            case TrainingBegan(members=members):  # also where the run was resumed: nobody waits any more
-                self._here = {worker for worker, _, _ in members}
+            case TrainingBegan():  # also where the run was resumed: nobody waits any more
                 self._paused.clear()
                 self._idle.clear()
-            case WorkerJoined(worker=worker):
-                self._here.add(worker)
             case StepDeclined(worker=worker, paused=True, revoked=False):
                 self._paused[worker] = fact.at
             case WorkerLeft(worker=worker):
-                self._here.discard(worker)
                 self._paused.pop(worker, None)
             case WorkerResumed(worker=worker) if worker in self._paused:
                 began, calls = self._paused.pop(worker), self._calls[worker]
                 self._note(worker, began, fact.at)
                 answered = bisect_left(calls, number, key=lambda one: one[0])
                 called = self._members[calls[answered - 1][1]] if answered else set()
-                others = sorted(called & self._here - {worker})
+                others = sorted(called.intersection(present) - {worker})
                 if others:  # else those that it paused for have died
                     idle = {other: self._idle_within(other, began, fact.at) for other in others}
                     self.culprits[min(others, key=idle.__getitem__)] += fact.at - began  # type: ignore[assignment]

@@ -12,8 +12,8 @@ from paceline.records.violations import SUMMED_UP, Violation
 
 TOLERANCE = 1e-6
 """Relative tolerance of measured seconds, of which a summary has nine digits."""
-SINCE = {"over_optimum", "computed", "gradient_seconds", "scalars", "overlap", "slow_asker"}
-"""Keys that summaries of earlier versions lack. `overlap` is a parameter of `ad-psgd`, `slow_asker` of `ripples`."""
+SINCE = frozenset(("over_optimum", "computed", "gradient_seconds", "scalars"))
+"""Keys that summaries of earlier versions lack, besides parameters of protocols that came later."""
 
 
 def summary(checking: Checking, summary: Summary) -> None:
@@ -41,8 +41,9 @@ def summary(checking: Checking, summary: Summary) -> None:
         targets=checking.run.targets,
     )
     again["paceline"] = checking.run.config.get("paceline")
-    for key, value in _as_old(again, summary).items():
-        if difference := _difference(key, value, summary.get(key)):
+    since = SINCE | (again["protocol"]["config"].keys() - checking.run.config["protocol"]["config"].keys())
+    for key, value in _as_old(again, summary, since).items():
+        if difference := _difference(key, value, summary.get(key), since):
             raise Violation(SUMMED_UP, difference[1], difference[2], SUMMARY, difference[0])
     for key in summary:
         if key not in again:
@@ -64,15 +65,15 @@ def _final(checking: Checking) -> str | None:
     return rows.get(max(rows, default=-1) if made is None else made)
 
 
-def _as_old(expected: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return it without what an earlier version didn't write."""
-    return {key: value for key, value in expected.items() if key in found or key not in SINCE}
+def _as_old(expected: dict[str, Any], found: dict[str, Any], since: frozenset[str]) -> dict[str, Any]:
+    """Return it without what an earlier version didn't write: keys that have come since."""
+    return {key: value for key, value in expected.items() if key in found or key not in since}
 
 
-def _difference(path: str, expected: Any, found: Any) -> tuple[str, Any, Any] | None:
+def _difference(path: str, expected: Any, found: Any, since: frozenset[str]) -> tuple[str, Any, Any] | None:
     """Return the path of the first difference of two JSON values, and both values there."""
     if isinstance(expected, dict) and isinstance(found, dict):
-        expected = _as_old(expected, found)
+        expected = _as_old(expected, found, since)
     if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
         parts = [(f"{path}.{key}", expected[key], found[key]) for key in expected]
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
@@ -82,4 +83,4 @@ def _difference(path: str, expected: Any, found: Any) -> tuple[str, Any, Any] | 
         return None if same else (path, expected, found)
     else:
         return None if expected == found else (path, expected, found)
-    return next(filter(None, (_difference(*part) for part in parts)), None)
+    return next(filter(None, (_difference(*part, since) for part in parts)), None)

@@ -158,7 +158,7 @@ class _Pass:
         found, model, agreeing = self._found, self._model, AgreeWaits(self._found.run.ledger, self._waits)
         for number, moment in enumerate(model.read(found.run.history()), 1):
             at = moment.fact.at
-            agreeing.record(number, moment.fact, moment.waits)
+            agreeing.record(number, moment.fact, moment.waits, model.present)
             for order in moment.orders:
                 if isinstance(order, Release):
                     self._released(order, at)
