@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,27 @@ def _allowed(congestion: str) -> Iterator[None]:
         among.write_text(" ".join(before))
 
 
+def start(
+    command: Sequence[Any],
+    output: Path,
+    enter: Callable[[], None],
+    variables: Mapping[str, str],
+    directory: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process where `enter` takes it, with these variables besides ours. What it prints goes to that file."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "e0"}
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**environment, **variables},
+            preexec_fn=enter,
+            cwd=directory,
+        )
+
+
 def run_all(
     network: Network,
     commands: Sequence[tuple[int, Sequence[Any]]],
@@ -51,21 +72,11 @@ def run_all(
     allowed: Collection[int] = (),
 ) -> None:
     """Run these to their ends, each on its host. `allowed`: exit codes that are as good as 0. Raises Failed."""
-    variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "e0"}
-    environment = {**os.environ, **variables, "PACELINE_TOKEN_FILE": str(folder / "token")}
+    token = {"PACELINE_TOKEN_FILE": str(folder / "token")}
     deadline, processes = time.monotonic() + timeout, []
     try:
         for number, (host, command) in enumerate(commands):
-            with (folder / f"output-{number}").open("wb") as file:
-                process = subprocess.Popen(
-                    [str(part) for part in command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                    env=environment,
-                    preexec_fn=network.enter(host),
-                )
-            processes.append(process)
+            processes.append(start(command, folder / f"output-{number}", network.enter(host), token))
         try:
             codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in processes]
         except subprocess.TimeoutExpired:

@@ -51,7 +51,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hosts import PORT, use_congestion
+from hosts import PORT, start, use_congestion
 from step import Failed, machine, print_table
 from torch.nn.utils import vector_to_parameters
 
@@ -279,22 +279,12 @@ def is_running(process: int) -> bool:
 def started(network: Network, commands: Commands, folder: Path) -> Iterator[Processes]:
     """Run the commands, each on its host. In the end nothing of them is left."""
     before = set(SHARED_MEMORY.glob("torch_*"))
-    shared = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "e0", "PYTHONUNBUFFERED": "1"}
-    environment = {**os.environ, **shared, "PACELINE_TOKEN_FILE": str(folder / "token")}
+    shared = {"PYTHONUNBUFFERED": "1", "PACELINE_TOKEN_FILE": str(folder / "token")}
     processes: Processes = []
     try:
         for number, (host, command, own) in enumerate(commands):
-            with (folder / f"output-{number}").open("wb") as file:
-                process = subprocess.Popen(
-                    [str(part) for part in command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                    env={**environment, **own},
-                    preexec_fn=entering(network, host),
-                    cwd=folder,
-                )
-            processes.append(process)
+            output, enter = folder / f"output-{number}", entering(network, host)
+            processes.append(start(command, output, enter, {**shared, **own}, folder))
         yield processes
     finally:
         deadline = time.monotonic() + 10

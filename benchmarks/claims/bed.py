@@ -299,14 +299,16 @@ def tuned(case: Case, data: Path, seeds: Collection[int] = TUNING) -> dict[str, 
     for protocol, rates in case.protocols.items():
         if protocol == "ddp":
             continue
-        wanted, tried = list(rates if len(rates) > 1 else ()), {}
-        for _ in range(EXTENDED + 1):
+        if len(rates) == 1:
+            chosen[protocol] = rates[0]
+            continue
+        tried: dict[float, float] = {}
+        wanted = [*rates]
+        for _ in range(1 + EXTENDED):
             for rate in wanted:
                 tried[rate] = fmean(_steps(case, simulated(case, protocol, rate, seed, data)) for seed in seeds)
-            best = min(tried, key=tried.__getitem__, default=rates[0])
-            wanted = (
-                [best / 2] if best == min(tried, default=0) else [best * 2] if best == max(tried, default=0) else []
-            )
+            best = min(tried, key=tried.__getitem__)
+            wanted = [best / 2] * (best == min(tried)) + [best * 2] * (best == max(tried))
         chosen[protocol] = best
         found = ", ".join(f"{rate:g}: {tried[rate]:.0f}" for rate in sorted(tried))
         print(f"{case.name}, {protocol}: {best:g} by iterations to the target: {found}", file=sys.stderr)

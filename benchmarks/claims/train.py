@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -31,7 +31,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import paceline
 
-FACTOR = 0.1  # of the learning rate, at each of its drops
+sys.path.append(str(Path(__file__).parents[1] / "papers"))
+
+import mnist_small
+
+TESTS = 2000
 ASKED = 5
 """Steps of DDP between two looks at the clock, as all must stop together."""
 
@@ -109,17 +113,8 @@ class Paced(nn.Module):
 
 def mnist(path: str, samples: int) -> tuple[TensorDataset, Tensor, Tensor]:
     """The first so many training samples, and 2,000 test images with their labels."""
-    with np.load(path) as data:
-        training = TensorDataset(_normalised(data["train_images"][:samples]), _labels(data["train_labels"][:samples]))
-        return training, _normalised(data["test_images"][:2000]), _labels(data["test_labels"][:2000])
-
-
-def _normalised(images: np.ndarray) -> Tensor:
-    return (torch.from_numpy(images).float().flatten(1) / 255 - 0.1307) / 0.3081
-
-
-def _labels(values: np.ndarray) -> Tensor:
-    return torch.from_numpy(values).long()
+    training, images, targets = mnist_small.mnist(path, samples)
+    return training, images[:TESTS], targets[:TESTS]
 
 
 def main() -> None:
@@ -150,7 +145,7 @@ def main() -> None:
     pace = Pace()
     model: nn.Module = Paced([28 * 28, *args.widths, 10], pace)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=args.drops, gamma=FACTOR)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=args.drops, gamma=mnist_small.FACTOR)
 
     @torch.no_grad()
     def evaluate(trained: nn.Module) -> dict[str, float]:
