@@ -6,8 +6,8 @@
 A step's forward takes a third of the time and its backward the rest, spread evenly over the layers, as on a device that
 leaves the processor alone. So a layer's gradient is there when the backward is past that layer, and what a method does
 meanwhile costs it nothing. `--slow 7:10` makes worker 7's steps ten times longer, and `--bursts 4 1 5` those of one
-worker after another, five times for a second each four. Without paceline, `--ddp RANK WORLD
-HEAD` makes this one process of DistributedDataParallel over Gloo.
+worker after another, five times for a second each four. Without paceline, `--ddp RANK WORLD HEAD` makes this one
+process of DistributedDataParallel over Gloo.
 """
 
 from __future__ import annotations
