@@ -70,11 +70,15 @@ def test_two_workers_make_what_a_plain_fit_makes_of_batches_twice_as_large(launc
 
 
 def test_worker_0_saves_logs_and_validates_for_all_and_early_stopping_stops_all(launch: Launch, tmp_path: Path) -> None:
-    """Four batches a worker, three a step: the last step of an epoch is made of one."""
+    """Four batches a worker, three a step: the last step of an epoch is made of one.
+
+    Worker 1 may be in the next epoch when worker 0 has validated: then its step, and the next one, count.
+    """
     run = in_run(launch, 2, "-p", "bsp", epochs=9, patience=2, accumulate_grad_batches=3).completed()
     assert run.summary["stopped"] == "the Trainer was asked to stop"
-    assert run.summary["samples"] == 3 * 64
-    assert run.summary["steps"] == 3 * 2 * 2
+    more = run.summary["steps"] - 3 * 2 * 2
+    assert more in (0, 1, 2)
+    assert run.summary["samples"] == 3 * 64 + 24 * more
     assert "gradient" not in run.err
     checkpoints = sorted(path.name for path in (tmp_path / "out").glob("*.ckpt"))
     assert checkpoints == [f"epoch={n}-step={2 * (n + 1)}.ckpt" for n in range(3)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest.mock import MagicMock, Mock
 
 import pytest
 
-from paceline.coordinator.snapshots import Snapshots
+from paceline.coordinator.snapshots import LAST_ROUND, Snapshots
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady
 from paceline.protocols import registry
@@ -16,9 +17,13 @@ def snapshots(protocol: str, members: MagicMock, cluster: Mock) -> Snapshots:
     choice = choose(protocol, registry())
     cluster.spec = choice.spec
     cluster.switches.when_done = lambda call: call()
-    return Snapshots(
-        Mock(checkpoint=1, choice=choice), cluster, members, Mock(epoch=0, batches=0), *(Mock() for _ in range(5))
-    )
+    settings, data = Mock(checkpoint=1, choice=choice, folder=Path("run")), Mock(epoch=0, batches=0, replicas={})
+    data.samples = 1
+    return Snapshots(settings, cluster, members, data, Mock(), Mock(), Mock(facts=3), Mock(), Mock())
+
+
+def reported(taken: Snapshots, step: int) -> None:
+    taken.tell(GradientReady(worker=0, step=step, version=step, samples=1, at=0.0))
 
 
 def test_workers_are_told_which_of_their_steps_the_snapshot_s_version_has() -> None:
@@ -53,6 +58,40 @@ def test_a_stop_waits_for_a_version_where_a_worker_may_have_stepped_its_own_opti
 def test_a_stop_waits_for_the_end_of_an_open_round(protocol: str, waits: bool) -> None:
     """Else fewer gradients than the protocol needs would make the last version, as workers leave the round."""
     taken, stopped = snapshots(protocol, MagicMock(), Mock()), Mock()
-    taken.tell(GradientReady(worker=0, step=0, version=0, samples=1, at=0.0))
+    reported(taken, 0)
     taken.stop(stopped)
     assert stopped.called == (not waits)
+
+
+def test_a_stopped_run_makes_no_round_more_while_the_snapshot_before_is_written() -> None:
+    """Else a worker goes on training after others have heeded the stop, for as long as a disk takes."""
+    cluster, stopped = Mock(keep=Mock(return_value=["store"])), Mock()
+    taken = snapshots("bsp", MagicMock(), cluster)
+    taken.epoch_opened(1)
+    for step in (0, 1):
+        reported(taken, step)
+        if step == 1:
+            taken.stop(stopped)
+        taken.ordered(step + 1, ((0, step, 1.0),))
+        taken.go_on()
+        assert taken.holds == (step == 1)
+    assert cluster.keep.call_count == 1
+    assert not stopped.called
+    taken.sealed()
+    assert cluster.keep.call_count == 2
+    assert (taken.holds, stopped.called) == (False, True)
+
+
+def test_a_stop_does_without_its_snapshot_if_the_one_before_takes_too_long() -> None:
+    taken, stopped = snapshots("bsp", MagicMock(), Mock(keep=Mock(return_value=["store"]))), Mock()
+    taken.epoch_opened(1)
+    for step in (0, 1):
+        reported(taken, step)
+        if step == 1:
+            taken.stop(stopped)
+        taken.ordered(step + 1, ((0, step, 1.0),))
+        taken.go_on()
+    (_, _), (seconds, give_up) = (call.args for call in taken._loop.after.call_args_list)
+    assert seconds == LAST_ROUND
+    give_up()
+    assert (taken.holds, stopped.called) == (False, True)

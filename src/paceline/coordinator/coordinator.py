@@ -76,7 +76,8 @@ class Coordinator:
         run_state.display.show()
         while True:
             run_state.inbox.hear()
-            if self._disk.behind():  # no fact is under way: what the loop hears comes after those that wait
+            if self._disk.behind() or run_state.snapshots.holds:
+                # no fact is under way: what the loop hears comes after those that wait
                 run_state.inbox.wait(PAUSE)
                 continue
             if (fact := self._next()) is not None:

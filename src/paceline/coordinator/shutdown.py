@@ -313,6 +313,7 @@ class Shutdown:
     def _tell(self) -> None:
         tell, self._to_tell = self._to_tell, None
         if tell is not None:
+            self._snapshots.told()
             tell()
 
     def _end_stragglers(self) -> None:

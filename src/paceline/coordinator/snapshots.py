@@ -94,6 +94,8 @@ class Snapshots:
         """Whether a worker has a gradient of the next version, which was not ordered yet."""
         self._stop: Callable[[], None] | None = None
         """To be called once the last snapshot is taken, as the run is stopped. None: that was done, or it goes on."""
+        self._last_round = False
+        """Whether the run is stopped, and the last snapshot is that of its round's end."""
         self._stopped = False
         """Whether the last snapshot was taken as the run was stopped."""
         self._at = 0.0
@@ -145,8 +147,8 @@ class Snapshots:
         """A version of the store was ordered, or of a replica, from these contributions."""
         self._version, self._in_a_round = version, False
         self._applied |= {worker: step for worker, step, _ in contributions}
-        if (self._due.reached(self._data.samples) or self._stop is not None) and self._draft is None:
-            self._wanted = True
+        due = self._due.reached(self._data.samples) and self._draft is None
+        self._wanted = self._wanted or due or self._last_round
 
     def switches(self, version: int) -> None:
         """A switch is to make that version."""
@@ -157,10 +159,14 @@ class Snapshots:
 
         A snapshot that is due is taken once it is there. What workers were asked to pack so far is of the part before.
         """
-        wanted, self._wanted = self._wanted, False
-        self._number, self._asked, self._lacks = self._number + 1, {}, {}
+        wanted = self._wanted
+        self._forget()
         if wanted:
             self._cluster.switches.when_done(self._take_postponed)
+
+    def _forget(self) -> None:
+        """No snapshot is due, and what workers were asked to pack is for none."""
+        self._number, self._asked, self._lacks, self._wanted = self._number + 1, {}, {}, False
 
     def _take_postponed(self) -> None:
         self._wanted = True
@@ -189,18 +195,21 @@ class Snapshots:
         """The orders of a fact are carried out: take the snapshot if it is due."""
         if self._wanted:
             self.before_release()
+            if self._draft is not None:
+                return
             self._wanted = False
             self._take()
-            if self._stop is not None:
+            if self._last_round:
                 self._stopped = True
                 self._take_last()
 
     def stop(self, go_on: Callable[[], None]) -> None:
         """The run is stopped: take the last snapshot before anybody leaves, and then go on.
 
-        A round ends first, as what a machine makes of half a round is not what it would have made of it. So do others,
-        until the snapshot before is whole. If that takes too long, rounds of own steps end with what is done, and at
-        last the snapshot is taken when all have left. It is whole then, too, but a resumed run may come to other bits.
+        A round ends first, as what a machine makes of half a round is not what it would have made of it. Then the run
+        stands still until the snapshot before is whole; see `holds`. If that takes too long, rounds of own steps end
+        with what is done, and at last the snapshot is taken when all have left. It is whole then, too, but a resumed
+        run may come to other bits.
         """
         self._stop = go_on
         last = partial(self._cluster.switches.when_done, self._take_last)
@@ -209,8 +218,14 @@ class Snapshots:
         if not self._takes or not (self._in_a_round or steps_here):
             last()
         else:
+            self._last_round = True
             self._loop.after(LAST_ROUND / 2, self._end_round)
-            self._loop.after(LAST_ROUND, last)
+            self._loop.after(LAST_ROUND, lambda: self._give_up(last))
+
+    @property
+    def holds(self) -> bool:
+        """Whether no fact may be told now: the run is stopped, and its last snapshot waits for the one before."""
+        return self._wanted and self._draft is not None
 
     def close(self, members: Iterable[Member]) -> bool:
         """All scripts have ended: take the last snapshot, unless that was done when the run was stopped.
@@ -254,6 +269,7 @@ class Snapshots:
         """The snapshot is whole, and on disk."""
         assert self._draft is not None
         self._newest, self._draft = self._draft.state.fact, None
+        self.go_on()
 
     def failed(self, number: int, file: str, why: str) -> None:
         """That file of that snapshot can't be made. The run goes on, and the snapshots before this one stay."""
@@ -274,9 +290,21 @@ class Snapshots:
             if self._stop is not None and member.trains:
                 self._cluster.end_round(member.worker)
 
+    def _give_up(self, last: Callable[[], None]) -> None:
+        """The round has not ended in time, or the snapshot before is not whole: stop without."""
+        if self._last_round:
+            self.told()
+            last()
+
+    def told(self) -> None:
+        """All are told to stop, or will be: the round's end is not waited for any more."""
+        if self._last_round and self._wanted:  # workers have packed for a moment that is over
+            self._forget()
+        self._last_round = False
+
     def _take_last(self) -> None:
         """The run is stopped, and its round is over or has taken too long."""
-        go_on, self._stop = self._stop, None
+        go_on, self._stop, self._last_round = self._stop, None, False
         if go_on is None:
             return
         training = [member for member in self._members.values() if member.trains]
@@ -332,6 +360,7 @@ class Snapshots:
         if draft.failed or self._ledger.broken:  # the run's end says why its ledger is
             self._cluster.drop()
             self._newest, self._draft, self._stopped = draft.state.fact, None, False
+            self.go_on()
             return
         if draft.noted is None:
             draft.noted = self._ledger.ask()
