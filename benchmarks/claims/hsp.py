@@ -31,6 +31,7 @@ CASES = [
         Task((256,), seconds=20),
         PROTOCOLS,
         0.8,
+        like=next(iter(BUFFERS)),  # where links take no time, as in tuning, all three are the same
     )
     for name, (inward, compute) in BUFFERS.items()
 ]
