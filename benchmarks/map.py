@@ -26,7 +26,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from xml.sax.saxutils import escape
@@ -71,8 +70,6 @@ PROTOCOLS: dict[str, tuple[float, ...]] = {
     "ripples": FRESH,
 }
 ALWAYS = ("ddp", "bsp", "asp")
-MESSAGE = 4 * sum(inputs * outputs + outputs for inputs, outputs in pairwise((28 * 28, *WIDTHS, 10)))
-"""Bytes of a version or an update."""
 TUNED_ON = "tuning"
 
 
@@ -155,7 +152,7 @@ def simulate_all(kept: Kept, cells: Sequence[Cell], seeds: Sequence[int], data: 
         cell, protocol, seed = what
         case = cell.case
         virtual = Case(f"virtual: {case.name}", case.cluster, case.task, case.protocols, case.target)
-        return simulated(virtual, protocol, kept.rates[protocol], seed, data, message=MESSAGE)
+        return simulated(virtual, protocol, kept.rates[protocol], seed, data, message=case.task.message)
 
     with ThreadPoolExecutor(2) as pool:
         for number, run in enumerate(pool.map(one, wanted), 1):

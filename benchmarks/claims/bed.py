@@ -6,7 +6,7 @@ kept in a file as it ends, so a script that was stopped goes on where it was.
 
 The learning rate of each protocol is the one of its grid that reaches the target in the fewest *steps* with the seeds
 of `TUNING`, which no table uses. Those runs are simulated, with real gradients: staleness is as the steps' times have
-it, and links take no time.
+it, and links take no time, unless the protocol does other work while they do: see `Case.on_links`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -122,6 +123,11 @@ class Task:
     """Of training; None: all epochs."""
     batch: int = 16
 
+    @property
+    def message(self) -> int:
+        """The bytes of a version or an update."""
+        return 4 * sum(inputs * outputs + outputs for inputs, outputs in pairwise((28 * 28, *self.widths, 10)))
+
     def words(self, rate: float, seed: int) -> list[str]:
         """The script's arguments, but for the file."""
         words = ["--samples", self.samples, "--batch-size", self.batch, "--epochs", self.epochs]
@@ -142,6 +148,8 @@ class Case:
     """An accuracy."""
     like: str = ""
     """The case whose rates it has, if it chooses none of its own."""
+    on_links: Collection[str] = ()
+    """Protocols whose rate is chosen in simulations whose links take time: without that they are like another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +312,11 @@ def tuned(case: Case, data: Path, seeds: Collection[int] = TUNING) -> dict[str, 
             continue
         tried: dict[float, float] = {}
         wanted = [*rates]
+        message = case.task.message if protocol in case.on_links else None
         for _ in range(1 + EXTENDED):
             for rate in wanted:
-                tried[rate] = fmean(_steps(case, simulated(case, protocol, rate, seed, data)) for seed in seeds)
+                runs = [simulated(case, protocol, rate, seed, data, message) for seed in seeds]
+                tried[rate] = fmean(_steps(case, run) for run in runs)
             best = min(tried, key=tried.__getitem__)
             wanted = [best / 2] * (best == min(tried)) + [best * 2] * (best == max(tried))
         chosen[protocol] = best
