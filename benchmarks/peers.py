@@ -16,7 +16,7 @@ same time. The scripts in `benchmarks/peers/` follow each library's own examples
 Each run trains for `--seconds`. *Seconds to the target* end with the first of two copies in turn that reach it. The
 copies of worker 0's parameters are evaluated after the run. *Steps* are batches of 16 that went into the model, of all
 workers. Each variant has the learning rate of `--rates` that reaches the target first in case `slow`, with a seed that
-no table uses. Case `killed` has the same rates.
+no table uses; the grid goes on where the best rate is at its end. Case `killed` has the same rates.
 
 Starting a run takes 10 to 40 s. A seed of all variants and cases takes about 35 minutes, and choosing the rates as long
 once.
@@ -82,6 +82,7 @@ FRESH = 3.0
 """Seconds within which a worker that goes on has made steps."""
 TUNING = 100
 """The seed that learning rates are chosen with."""
+EXTENDED = 2
 CASES = {"equal": 1.0, "slow": 2.0, "killed": 1.0}
 """By name: how many times as long the last worker's steps take."""
 
@@ -476,11 +477,19 @@ def _read(line: Mapping[str, Any]) -> Run:
 
 
 def tuned(name: str, rates: Sequence[float], runs: Runs) -> float:
-    """Return the rate that reaches the target first, or else has the best accuracy."""
+    """Return the rate that reaches the target first, or else has the best accuracy.
+
+    Where that is the least or the greatest, the grid goes on by thirds or threefold, up to `EXTENDED` times.
+    """
     if len(rates) == 1:
         return rates[0]
-    tried = [runs.get(name, "slow", rate, TUNING) for rate in rates]
-    return min(tried, key=lambda run: (run.to_target or 1e9, -(run.last or 0.0))).rate
+    tried: dict[float, Run] = {}
+    wanted = list(rates)
+    for _ in range(1 + EXTENDED):
+        tried |= {rate: runs.get(name, "slow", rate, TUNING) for rate in wanted}
+        best = min(tried, key=lambda rate: (tried[rate].to_target or 1e9, -(tried[rate].last or 0.0)))
+        wanted = [float(f"{best / 3:.2g}")] * (best == min(tried)) + [float(f"{best * 3:.2g}")] * (best == max(tried))
+    return best
 
 
 def missing(name: str, python: Path) -> str | None:

@@ -79,6 +79,8 @@ def every_few_steps(worker: Worker, manager: Manager, optimizer: torch.optim.Opt
         optimizer.zero_grad()
         worker.loss(worker.model, batch).backward()
         optimizer.step()
+        if worker.rank == 0:
+            worker.look()
         if steps % SYNC_EVERY == 0:
             if manager.current_step() > before:
                 worker.stepped(SYNC_EVERY)
