@@ -26,6 +26,15 @@ def reported(taken: Snapshots, step: int) -> None:
     taken.tell(GradientReady(worker=0, step=step, version=step, samples=1, at=0.0))
 
 
+def makes_round(taken: Snapshots, step: int, stopped: Mock | None = None) -> None:
+    """Make a version of worker 0's step. `stopped`: the run is stopped meanwhile, and that is called at its end."""
+    reported(taken, step)
+    if stopped is not None:
+        taken.stop(stopped)
+    taken.ordered(step + 1, ((0, step, 1.0),))
+    taken.go_on()
+
+
 def test_workers_are_told_which_of_their_steps_the_snapshot_s_version_has() -> None:
     """A worker may have pushed another one by then, which the resumed run computes again."""
     members = MagicMock()
@@ -68,13 +77,10 @@ def test_a_stopped_run_makes_no_round_more_while_the_snapshot_before_is_written(
     cluster, stopped = Mock(keep=Mock(return_value=["store"])), Mock()
     taken = snapshots("bsp", MagicMock(), cluster)
     taken.epoch_opened(1)
-    for step in (0, 1):
-        reported(taken, step)
-        if step == 1:
-            taken.stop(stopped)
-        taken.ordered(step + 1, ((0, step, 1.0),))
-        taken.go_on()
-        assert taken.holds == (step == 1)
+    makes_round(taken, 0)
+    assert not taken.holds
+    makes_round(taken, 1, stopped)
+    assert taken.holds
     assert cluster.keep.call_count == 1
     assert not stopped.called
     taken.sealed()
@@ -85,12 +91,8 @@ def test_a_stopped_run_makes_no_round_more_while_the_snapshot_before_is_written(
 def test_a_stop_does_without_its_snapshot_if_the_one_before_takes_too_long() -> None:
     taken, stopped = snapshots("bsp", MagicMock(), Mock(keep=Mock(return_value=["store"]))), Mock()
     taken.epoch_opened(1)
-    for step in (0, 1):
-        reported(taken, step)
-        if step == 1:
-            taken.stop(stopped)
-        taken.ordered(step + 1, ((0, step, 1.0),))
-        taken.go_on()
+    makes_round(taken, 0)
+    makes_round(taken, 1, stopped)
     (_, _), (seconds, give_up) = (call.args for call in taken._loop.after.call_args_list)
     assert seconds == LAST_ROUND
     give_up()

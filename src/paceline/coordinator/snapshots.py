@@ -93,9 +93,8 @@ class Snapshots:
         self._in_a_round = False
         """Whether a worker has a gradient of the next version, which was not ordered yet."""
         self._stop: Callable[[], None] | None = None
-        """To be called once the last snapshot is taken, as the run is stopped. None: that was done, or it goes on."""
-        self._last_round = False
-        """Whether the run is stopped, and the last snapshot is that of its round's end."""
+        """To be called once the last snapshot is taken, at the end of the round in which the run is stopped. None: that
+        was done, or no round's end is waited for."""
         self._stopped = False
         """Whether the last snapshot was taken as the run was stopped."""
         self._at = 0.0
@@ -148,7 +147,7 @@ class Snapshots:
         self._version, self._in_a_round = version, False
         self._applied |= {worker: step for worker, step, _ in contributions}
         due = self._due.reached(self._data.samples) and self._draft is None
-        self._wanted = self._wanted or due or self._last_round
+        self._wanted = self._wanted or due or self._stop is not None
 
     def switches(self, version: int) -> None:
         """A switch is to make that version."""
@@ -199,9 +198,9 @@ class Snapshots:
                 return
             self._wanted = False
             self._take()
-            if self._last_round:
-                self._stopped = True
-                self._take_last()
+            if (stop := self._stop) is not None:
+                self._stop, self._stopped = None, True
+                stop()
 
     def stop(self, go_on: Callable[[], None]) -> None:
         """The run is stopped: take the last snapshot before anybody leaves, and then go on.
@@ -211,20 +210,18 @@ class Snapshots:
         with what is done, and at last the snapshot is taken when all have left. It is whole then, too, but a resumed
         run may come to other bits.
         """
-        self._stop = go_on
-        last = partial(self._cluster.switches.when_done, self._take_last)
         spec = self._cluster.spec
         steps_here = spec.state == "store" and spec.local_steps  # a worker may be a step further than what was heard
         if not self._takes or not (self._in_a_round or steps_here):
-            last()
+            self._cluster.switches.when_done(partial(self._take_last, go_on))
         else:
-            self._last_round = True
+            self._stop = go_on
             self._loop.after(LAST_ROUND / 2, self._end_round)
-            self._loop.after(LAST_ROUND, lambda: self._give_up(last))
+            self._loop.after(LAST_ROUND, self._give_up)
 
     @property
     def holds(self) -> bool:
-        """Whether no fact may be told now: the run is stopped, and its last snapshot waits for the one before."""
+        """Whether no fact may be told now: a snapshot of this moment waits for the one before to be whole."""
         return self._wanted and self._draft is not None
 
     def close(self, members: Iterable[Member]) -> bool:
@@ -290,23 +287,20 @@ class Snapshots:
             if self._stop is not None and member.trains:
                 self._cluster.end_round(member.worker)
 
-    def _give_up(self, last: Callable[[], None]) -> None:
+    def _give_up(self) -> None:
         """The round has not ended in time, or the snapshot before is not whole: stop without."""
-        if self._last_round:
+        if (stop := self._stop) is not None:
             self.told()
-            last()
+            self._cluster.switches.when_done(partial(self._take_last, stop))
 
     def told(self) -> None:
         """All are told to stop, or will be: the round's end is not waited for any more."""
-        if self._last_round and self._wanted:  # workers have packed for a moment that is over
+        if self._stop is not None and self._wanted:  # workers have packed for a moment that is over
             self._forget()
-        self._last_round = False
+        self._stop = None
 
-    def _take_last(self) -> None:
-        """The run is stopped, and its round is over or has taken too long."""
-        go_on, self._stop, self._last_round = self._stop, None, False
-        if go_on is None:
-            return
+    def _take_last(self, go_on: Callable[[], None]) -> None:
+        """The run is stopped outside a round, or its round has taken too long."""
         training = [member for member in self._members.values() if member.trains]
         if self._takes and self._next_steps and training and not self._stopped:
             self.ask(training)
