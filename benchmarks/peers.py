@@ -52,6 +52,7 @@ from typing import Any
 import numpy as np
 import torch
 from hosts import PORT, start, use_congestion
+from rates import tried
 from step import Failed, machine, print_table
 from torch.nn.utils import vector_to_parameters
 
@@ -82,7 +83,6 @@ FRESH = 3.0
 """Seconds within which a worker that goes on has made steps."""
 TUNING = 100
 """The seed that learning rates are chosen with."""
-EXTENDED = 2
 CASES = {"equal": 1.0, "slow": 2.0, "killed": 1.0}
 """By name: how many times as long the last worker's steps take."""
 
@@ -477,19 +477,16 @@ def _read(line: Mapping[str, Any]) -> Run:
 
 
 def tuned(name: str, rates: Sequence[float], runs: Runs) -> float:
-    """Return the rate that reaches the target first, or else has the best accuracy.
-
-    Where that is the least or the greatest, the grid goes on by thirds or threefold, up to `EXTENDED` times.
-    """
+    """Return the rate that reaches the target first, or else has the best accuracy."""
     if len(rates) == 1:
         return rates[0]
-    tried: dict[float, Run] = {}
-    wanted = list(rates)
-    for _ in range(1 + EXTENDED):
-        tried |= {rate: runs.get(name, "slow", rate, TUNING) for rate in wanted}
-        best = min(tried, key=lambda rate: (tried[rate].to_target or 1e9, -(tried[rate].last or 0.0)))
-        wanted = [float(f"{best / 3:.2g}")] * (best == min(tried)) + [float(f"{best * 3:.2g}")] * (best == max(tried))
-    return best
+
+    def cost(rate: float) -> tuple[float, float]:
+        run = runs.get(name, "slow", rate, TUNING)
+        return run.to_target or 1e9, -(run.last or 0.0)
+
+    costs = tried(rates, cost)
+    return min(costs, key=costs.__getitem__)
 
 
 def missing(name: str, python: Path) -> str | None:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +34,7 @@ sys.path.append(str(Path(__file__).parents[1] / "papers"))
 import numpy as np
 from claims import Claim, print_claims, print_table
 from hosts import PORT, run_all, use_congestion
+from rates import tried
 from step import Failed, machine
 
 from paceline.net.token import Token, write
@@ -43,7 +45,6 @@ TRAIN = Path(__file__).parent / "train.py"
 TUNING = (100, 101)
 SEEDS = tuple(range(5))
 TESTS = 2000
-EXTENDED = 3
 DIVERGED = 4
 """The exit code of a run whose parameters are no numbers any more. It met no target, and counts."""
 PATIENCE = 150.0
@@ -299,10 +300,7 @@ def _read(case: Case, protocol: str, rate: float, seed: int, folder: Path) -> Ru
 
 
 def tuned(case: Case, data: Path, seeds: Collection[int] = TUNING) -> dict[str, float]:
-    """Choose each protocol's rate, by runs in virtual time. DDP has All-Reduce's, or BSP's.
-
-    Where the best rate is the grid's least or greatest, the grid goes on by halves or doubles, up to `EXTENDED` times.
-    """
+    """Choose each protocol's rate, by runs in virtual time. DDP has All-Reduce's, or BSP's."""
     chosen = {}
     for protocol, rates in case.protocols.items():
         if protocol == "ddp":
@@ -310,21 +308,20 @@ def tuned(case: Case, data: Path, seeds: Collection[int] = TUNING) -> dict[str, 
         if len(rates) == 1:
             chosen[protocol] = rates[0]
             continue
-        tried: dict[float, float] = {}
-        wanted = [*rates]
         message = case.task.message if protocol in case.on_links else None
-        for _ in range(1 + EXTENDED):
-            for rate in wanted:
-                runs = [simulated(case, protocol, rate, seed, data, message) for seed in seeds]
-                tried[rate] = fmean(_steps(case, run) for run in runs)
-            best = min(tried, key=tried.__getitem__)
-            wanted = [best / 2] * (best == min(tried)) + [best * 2] * (best == max(tried))
-        chosen[protocol] = best
-        found = ", ".join(f"{rate:g}: {tried[rate]:.0f}" for rate in sorted(tried))
+        steps = tried(rates, partial(_mean_steps, case, protocol, seeds, data, message))
+        best = chosen[protocol] = min(steps, key=steps.__getitem__)
+        found = ", ".join(f"{rate:g}: {steps[rate]:.0f}" for rate in sorted(steps))
         print(f"{case.name}, {protocol}: {best:g} by iterations to the target: {found}", file=sys.stderr)
     if "ddp" in case.protocols:
         chosen["ddp"] = chosen.get("all-reduce") or chosen["bsp"]
     return chosen
+
+
+def _mean_steps(
+    case: Case, protocol: str, seeds: Collection[int], data: Path, message: int | None, rate: float
+) -> float:
+    return fmean(_steps(case, simulated(case, protocol, rate, seed, data, message)) for seed in seeds)
 
 
 def _steps(case: Case, run: Run) -> float:

@@ -48,13 +48,13 @@ def claims(rows: Rows) -> list[Claim]:
         bsp, asp = (rows[case.name, one].accuracy for one in (BSP, "asp"))
         exact = {run.seed: run.last for run in rows[case.name, BSP].runs}
         asp_gain = ratio(rows, case.name, BSP, "asp", lambda run: run.seconds)
+        assert asp_gain is not None
         for one in (name for name in case.protocols if name in PUBLISHED):
             own, share = rows[case.name, one], float(one.partition("switch_at=")[2])
             gain = ratio(rows, case.name, BSP, one, lambda run: run.seconds)
             less = mean(exact[run.seed] - run.last for run in own.runs if run.seed in exact)
             assert gain is not None
             assert less is not None
-            assert asp_gain is not None
             kept, sooner = less.mean <= NEAR, gain.mean >= float(PUBLISHED[one])
             here = f"{told(gain)}, at {told(own.accuracy, '.3f')} (BSP {told(bsp, '.3f')}, ASP {told(asp, '.3f')})"
             what = f"times as fast as BSP, at its accuracy: switch at {share:g}, {case.name}"
