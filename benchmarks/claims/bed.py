@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -47,6 +48,8 @@ SEEDS = tuple(range(5))
 TESTS = 2000
 DIVERGED = 4
 """The exit code of a run whose parameters are no numbers any more. It met no target, and counts."""
+AT_ONCE = 2
+"""Runs in virtual time that are made at the same time."""
 PATIENCE = 150.0
 """Seconds that a run may take beside its training."""
 
@@ -301,18 +304,20 @@ def _read(case: Case, protocol: str, rate: float, seed: int, folder: Path) -> Ru
 
 def tuned(case: Case, data: Path, seeds: Collection[int] = TUNING) -> dict[str, float]:
     """Choose each protocol's rate, by runs in virtual time. DDP has All-Reduce's, or BSP's."""
-    chosen = {}
-    for protocol, rates in case.protocols.items():
-        if protocol == "ddp":
-            continue
+
+    def best(protocol: str, rates: tuple[float, ...]) -> float:
         if len(rates) == 1:
-            chosen[protocol] = rates[0]
-            continue
+            return rates[0]
         message = case.task.message if protocol in case.on_links else None
         steps = tried(rates, partial(_mean_steps, case, protocol, seeds, data, message))
-        best = chosen[protocol] = min(steps, key=steps.__getitem__)
+        best = min(steps, key=steps.__getitem__)
         found = ", ".join(f"{rate:g}: {steps[rate]:.0f}" for rate in sorted(steps))
         print(f"{case.name}, {protocol}: {best:g} by iterations to the target: {found}", file=sys.stderr)
+        return best
+
+    wanted = {protocol: rates for protocol, rates in case.protocols.items() if protocol != "ddp"}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        chosen = dict(zip(wanted, pool.map(best, wanted, wanted.values()), strict=True))
     if "ddp" in case.protocols:
         chosen["ddp"] = chosen.get("all-reduce") or chosen["bsp"]
     return chosen
