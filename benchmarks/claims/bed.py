@@ -90,18 +90,21 @@ class Cluster:
         words += ["--slow", *(f"{worker}:{factor:g}" for worker, factor in self.slow.items())]
         return [str(word) for word in [*words, *(["--bursts", *self.bursts] if self.bursts else [])]]
 
-    def scenario(self, message: int | None) -> str:
-        """The same for the simulator. `message`: the bytes of a version or an update; None: transfers take no time."""
+    def scenario(self, message: int | None, *, stores: bool = True) -> str:
+        """The same for the simulator. `message`: the bytes of a version or an update; None: transfers take no time.
+
+        `stores`: whether they go to a store, or else workers average among themselves.
+        """
         lines = ["[cluster]", f'compute = "{1000 * self.compute:g}ms"', f"jitter = {self.jitter:g}"]
         if message is None or self.rate is None:
             lines.append(f"workers = {self.workers}")
         else:
-            link = f'bandwidth = "{self.rate.replace("bit", "bit/s").replace("m", "M").replace("g", "G")}"'
-            lines += [
-                "[network]",
-                f'message = "{message}B"',
-                *["[[host]]", f"workers = {self.each}", link] * self.hosts,
-            ]
+            rate = f'"{self.rate.replace("bit", "bit/s").replace("m", "M").replace("g", "G")}"'
+            network = ["[network]", f'message = "{message}B"']
+            if stores:
+                lines += [*network, *["[[host]]", f"workers = {self.each}", f"bandwidth = {rate}"] * self.hosts]
+            else:
+                lines += [f"workers = {self.workers}", f"nodes = {self.hosts}", *network, f"between_nodes = {rate}"]
         for worker, factor in self.slow.items():
             lines += ["[[worker]]", f"index = {worker}", f"speed = {1 / factor}"]
         if self.bursts:
@@ -282,11 +285,16 @@ def _paceline(
         return [(0, [*head, *script])]
     workers = [cluster.each] * cluster.hosts + [0] * cluster.server
     head += ["--listen", address, "--hosts", len(workers), "--name", "host-0", "--trusted-network"]
-    if protocol.split(":")[0] not in ("all-reduce", "ad-psgd", "ripples"):  # these have no store
+    if has_store(protocol):
         head += ["--shards-on", f"host-{len(workers) - 1}" if cluster.server else "head"]
     join = [*ours, "join", address, "--wait", "--trusted-network"]
     joined = [(host, [*join, "--name", f"host-{host}", "-n", workers[host]]) for host in range(1, len(workers))]
     return [(0, [*head, *script]), *joined]
+
+
+def has_store(protocol: str) -> bool:
+    """Whether a store makes versions, or workers average."""
+    return protocol.split(":")[0] not in ("all-reduce", "ad-psgd", "ripples")
 
 
 def _read(case: Case, protocol: str, rate: float, seed: int, folder: Path) -> Run:
@@ -339,7 +347,7 @@ def simulated(case: Case, protocol: str, rate: float, seed: int, data: Path, mes
     """Make the run in virtual time, with real gradients. See `Cluster.scenario` for `message`."""
     with tempfile.TemporaryDirectory(prefix="paceline-claims-") as name:
         cluster, out = Path(name) / "cluster.toml", Path(name) / "run"
-        cluster.write_text(case.cluster.scenario(message))
+        cluster.write_text(case.cluster.scenario(message, stores=has_store(protocol)))
         command = [sys.executable, "-m", "paceline", "simulate", cluster, "-p", protocol]
         command += ["--seed", seed, "--record", case.task.record, "--out", out]
         command += [] if case.task.seconds is None else ["--seconds", case.task.seconds]
