@@ -39,6 +39,7 @@ from support.world.faults import (
     Unreachable,
     alone,
     any_of,
+    beginning,
     drawn,
     encoding,
     grouped,
@@ -71,7 +72,7 @@ def test_any_history_keeps_the_rules_where_bytes_of_what_was_cancelled_come_late
 
 
 OTHERS = [pytest.param(leaving, 5, id="hosts-leave"), pytest.param(serving, 3, id="hosts-without-workers")]
-OTHERS += [pytest.param(encoding, 2, id="encoded-gradients")]
+OTHERS += [pytest.param(encoding, 2, id="encoded-gradients"), pytest.param(beginning, 2, id="versions-begun-early")]
 OTHERS += [pytest.param(alone, 2, id="one-host"), pytest.param(switching, 2, id="parts-that-switch")]
 """Other histories, and of how many seeds one is tried."""
 

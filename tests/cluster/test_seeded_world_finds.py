@@ -21,7 +21,7 @@ from paceline.host.item_table import ItemTable
 from paceline.host.orders.averages import GroupAverages
 from paceline.host.orders.averaging import Averaging
 from paceline.host.orders.commit_queue import CommitQueue
-from paceline.host.orders.early_averages import EarlyAverages
+from paceline.host.orders.expected_round import ExpectedRound
 from paceline.host.orders.pushes import Pushes
 from paceline.host.orders.reducers import GroupShare, Ring
 from paceline.host.orders.releases import Releases
@@ -29,6 +29,7 @@ from paceline.host.other_hosts import OtherHosts
 from paceline.host.overlap import Computing, Early
 from paceline.host.replicas.replica_table import ReplicaTable
 from paceline.host.replicas.transfers import ReplicaTransfers
+from paceline.host.shards.early_versions import EarlyVersions
 from paceline.host.shards.host_reducer import HostReducer
 from paceline.host.shards.migration import Moves
 from paceline.host.shards.optimizer_state_gather import Shares
@@ -39,7 +40,7 @@ from paceline.ipc.memory import Span
 from paceline.net.numbered import Line
 from paceline.transfer.byte_ranges import ByteRanges
 from paceline.transfer.manager import TransferManager
-from support.world.faults import Drained, History, drawn, grouped
+from support.world.faults import Drained, History, beginning, drawn, grouped
 from support.world.world import run
 
 Patch = pytest.MonkeyPatch
@@ -85,6 +86,11 @@ def in_groups(history: History) -> History:
 def all_reduces(history: History) -> History:
     """The same where gradients are averaged."""
     return replace(grouped(history.seed), protocol="all-reduce")
+
+
+def begins(history: History) -> History:
+    """Where versions are begun before they are ordered, by the same seed."""
+    return beginning(history.seed)
 
 
 # Faults of one function
@@ -306,7 +312,7 @@ def a_mean_takes_effect_before_all_hosts_have_it(patch: Patch) -> None:
 
 
 def what_a_worker_has_withdrawn_is_averaged(patch: Patch) -> None:
-    patch.setattr(EarlyAverages, "withdrawn", lambda self, worker, step: None)
+    patch.setattr(ExpectedRound, "withdrawn", lambda self, worker, step: None)
 
 
 def an_average_that_is_made_anew_has_the_number_of_the_one_that_was_dropped(patch: Patch) -> None:
@@ -331,6 +337,26 @@ def bytes_are_served_before_they_are_told(patch: Patch) -> None:
 
 _EVERYTHING = ByteRanges()
 _EVERYTHING.add(0, 1 << 40)
+
+
+def what_a_worker_has_withdrawn_is_in_a_version_that_was_begun(patch: Patch) -> None:
+    patch.setattr(EarlyVersions, "dropped", nothing)
+
+
+def a_piece_is_made_early_before_all_gradients_have_it(patch: Patch) -> None:
+    patch.setattr(EarlyVersions, "_is_there", lambda self, begun, piece: all(map(self._shelf.has, dict(begun.terms))))
+
+
+def a_version_that_was_begun_is_served_before_it_is_made(patch: Patch) -> None:
+    look = EarlyVersions.look
+
+    def looked(self: EarlyVersions, item: Any, *asked: int) -> Any:
+        begun = self._round.begun
+        return (
+            "here" if begun is not None and begun.item == item and begun.place is not None else look(self, item, *asked)
+        )
+
+    patch.setattr(EarlyVersions, "look", looked)
 
 
 def a_replica_is_stepped_in_place_though_it_is_needed(patch: Patch) -> None:
@@ -360,6 +386,9 @@ FAULTS: dict[Callable[[Patch], None], Callable[[History], History]] = {
     an_average_that_is_made_anew_has_the_number_of_the_one_that_was_dropped: all_reduces,
     bytes_are_summed_before_they_are_told: all_reduces,
     bytes_are_served_before_they_are_told: all_reduces,
+    what_a_worker_has_withdrawn_is_in_a_version_that_was_begun: begins,
+    a_piece_is_made_early_before_all_gradients_have_it: begins,
+    a_version_that_was_begun_is_served_before_it_is_made: begins,
 }
 
 FOUND_BEFORE = {

@@ -4,52 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from support.large_model import DOES, LARGE_MODEL
 from support.launch import Launch
 from support.runs import Run
 from support.sound import right, same_bits, sound
 
-SCRIPT = """
-import os, signal, sys
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-import paceline
-does = sys.argv[1]
-torch.manual_seed(0)
-layers = [nn.Linear(800, 800), nn.Tanh(), nn.BatchNorm1d(800), nn.Linear(800, 800), nn.Tanh(), nn.Linear(800, 2)]
-model, never = nn.Sequential(*layers), nn.Linear(3, 3)
-model.add_module("never", never)
-kind, keys = (torch.optim.AdamW, {}) if does == "adamw" else (torch.optim.SGD, {"momentum": 0.9})
-optimizer = kind(model.parameters(), lr=1e-3, **keys)
-inputs = torch.randn(72, 800)
-loader = DataLoader(TensorDataset(inputs, inputs[:, :2]), batch_size=4, shuffle=True)
-model, optimizer, loader = paceline.prepare(model, optimizer, loader, epochs=2)
-me, step = paceline.worker(), 0
-for epoch in range(2):
-    for x, y in loader:
-        step += 1
-        first = 3 if does == "lacks" and step % 3 == 0 else 0
-        for layer in layers[first:]:
-            x = layer(x)
-        if does == "dies" and me == 1 and step == 6:
-            layers[0].weight.register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
-        (x - y).square().mean().backward()
-        if does == "accumulates" and step % 2:
-            continue
-        if does == "clips" or (does == "clips sometimes" and step % 5 == 0):
-            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        if does == "scales":
-            for parameter in layers[0].parameters():
-                parameter.grad = parameter.grad * 2
-        if does == "leaves" and me == 1 and step == 5:
-            sys.exit()
-        optimizer.step()
-        optimizer.zero_grad()
-paceline.finish()
-"""
-"""The model is large enough for its gradients to leave early, and has parameters that never have one."""
-DOES = ("adamw", "clips", "clips sometimes", "scales", "accumulates", "lacks")
-"""What scripts do besides training plainly."""
 FLAGS = ("-p", "all-reduce", "--threads", "1", "--tee", "none", "--record", "4")
 EARLY = """
 SELECT count(DISTINCT fetches.number) FROM fetches JOIN orders ON json_extract(orders.body, '$.group') = fetches.number
@@ -67,7 +26,7 @@ def early(run: Run) -> tuple[int, int]:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
     launch = Launch(tmp_path_factory.mktemp("plain"))
-    run = launch.run(SCRIPT, "--emulate-hosts", "2", "-n", "1", *FLAGS, args=("plainly",)).completed()
+    run = launch.run(LARGE_MODEL, "--emulate-hosts", "2", "-n", "1", *FLAGS, args=("plainly",)).completed()
     launch.close()
     return run
 
@@ -80,10 +39,10 @@ def test_every_average_but_the_first_two_begins_early(plain: Run) -> None:
 
 @pytest.mark.parametrize("does", ["plainly", *DOES])
 def test_two_hosts_come_to_the_bits_of_one(does: str, plain: Run, launch: Launch) -> None:
-    one = launch.run(SCRIPT, "-n", "2", *FLAGS, args=(does,)).completed()
+    one = launch.run(LARGE_MODEL, "-n", "2", *FLAGS, args=(does,)).completed()
     two = plain
     if does != "plainly":
-        two = launch.run(SCRIPT, "--emulate-hosts", "2", "-n", "1", *FLAGS, args=(does,)).completed()
+        two = launch.run(LARGE_MODEL, "--emulate-hosts", "2", "-n", "1", *FLAGS, args=(does,)).completed()
         assert early(two)[0] > 0
         sound(two)
     assert same_bits(one, two)
@@ -93,7 +52,7 @@ def test_two_hosts_come_to_the_bits_of_one(does: str, plain: Run, launch: Launch
 def test_what_several_workers_of_a_host_add_up_early_is_replayed_to_the_bit(does: str, launch: Launch) -> None:
     """One may die while its gradient is on its way, or leave."""
     flags = ("--emulate-hosts", "2", "-n", "2", *FLAGS, "--on-loss", "continue")
-    run = launch.run(SCRIPT, *flags, args=(does,)).completed()
+    run = launch.run(LARGE_MODEL, *flags, args=(does,)).completed()
     assert early(run)[0] > 0
     assert run.rows("SELECT max(distance) FROM consensus") == [(0.0,)]
     assert run.rows("SELECT DISTINCT count(*) FROM applied_samples GROUP BY epoch, sample") == [(1,)]
@@ -101,13 +60,13 @@ def test_what_several_workers_of_a_host_add_up_early_is_replayed_to_the_bit(does
 
 
 def test_what_is_encoded_does_not_begin_early_and_comes_to_the_bits_of_one_host(launch: Launch) -> None:
-    one = launch.run(SCRIPT, "-n", "2", *FLAGS, "--compress", "int8", args=("plainly",)).completed()
+    one = launch.run(LARGE_MODEL, "-n", "2", *FLAGS, "--compress", "int8", args=("plainly",)).completed()
     flags = ("--emulate-hosts", "2", "-n", "1", *FLAGS, "--compress", "int8")
-    two = launch.run(SCRIPT, *flags, args=("plainly",)).completed()
+    two = launch.run(LARGE_MODEL, *flags, args=("plainly",)).completed()
     assert early(two)[0] == 0
     assert same_bits(one, two)
 
 
 def test_shares_of_several_batches_are_averaged_soundly(launch: Launch) -> None:
     flags = ("--emulate-hosts", "2", "-n", "1", *FLAGS[2:], "-p", "balanced:protocol=all-reduce")
-    sound(launch.run(SCRIPT, *flags, args=("plainly",)).completed())
+    sound(launch.run(LARGE_MODEL, *flags, args=("plainly",)).completed())

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.store.store import scalars_of
-from paceline.training.holders.stepping import Stepping, with_scalars
+from paceline.store.store import scalars_of, with_scalars
+from paceline.training.holders.stepping import Stepping
 
 
 class Replacing(torch.optim.SGD):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 
 from paceline.store import chunks as parts_module
 from paceline.store import store as store_module
-from paceline.store.chunks import ELEMENTWISE, STATE, WHOLE, Chunk, NotFinite, cuts_of
+from paceline.store.chunks import ELEMENTWISE, STATE, WHOLE, Chunk, NotFinite, State, cuts_of
 from paceline.store.delayed_nesterov import DelayedNesterov
+from paceline.store.snapshots import StateSnapshot
 from paceline.store.store import Store, scalars_of
 from paceline.training.offer import state_bytes
 from paceline.training.packing import packed, unpacked
@@ -80,7 +82,18 @@ def groups_of(model: nn.ParameterList) -> list[dict[str, Any]]:
     return [{"params": parameters[:3]}, {"params": parameters[3:], "lr": 0.02}]
 
 
-def train(store: Store, plain: nn.ParameterList, optimizer: torch.optim.Optimizer, steps: range, threads: int) -> int:
+Early = Callable[[int, int, int], int | None]
+"""Makes some of that step's version early, from one slot to another. Returns the number to commit it by."""
+
+
+def train(
+    store: Store,
+    plain: nn.ParameterList,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    threads: int,
+    early: Early = lambda *_: None,
+) -> int:
     """Both sides, with gradients missing now and then; returns the slot of the last version."""
     generator = torch.Generator().manual_seed(steps.start)
     for step in steps:
@@ -93,7 +106,8 @@ def train(store: Store, plain: nn.ParameterList, optimizer: torch.optim.Optimize
             parameter.grad = None if gradient is None else gradient.clone()
         push(store, 0, gradients)
         store.set_scalars(scalars_of(optimizer))
-        store.commit(step % SLOTS, (step + 1) % SLOTS, [(0, 1.0)], threads=threads)
+        slots = step % SLOTS, (step + 1) % SLOTS
+        store.commit(*slots, [(0, 1.0)], threads=threads, early=early(step, *slots))
         optimizer.step()
     return steps.stop % SLOTS
 
@@ -132,6 +146,50 @@ def test_the_state_put_together_is_the_optimizer_s_own_and_training_goes_on_from
     again.load(state)
     slot = train(again, plain, optimizer, range(6), 1)
     assert all(torch.equal(view, own) for view, own in zip(again.places.slot(slot), plain, strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", MAKERS)
+def test_whatever_was_made_early_a_commit_is_the_optimizer_s_step_bit_for_bit(name: str, threads: int) -> None:
+    """Some of it, all of it or nothing; what counts, and what does not; with a copy of the state under way or none."""
+    plain = model_of()
+    optimizer = MAKERS[name](groups_of(plain))
+    store, lots = store_of(plain, optimizer), random.Random(5)
+    cuts, copies = cuts_of(store.layout, optimizer), list[tuple[StateSnapshot, State]]()
+    known = not isinstance(optimizer, DelayedNesterov)
+
+    def early(step: int, source: int, target: int) -> int | None:
+        within = [piece for piece in pairwise(cuts) if lots.random() < step % 4 / 3]
+        lots.shuffle(within)
+        for piece in within:
+            made = store.make_early(step, source, target, [(0, 1.0)], piece, look=True)
+            assert known or not made
+        if step % 5 == 0:
+            keeping = store.begin_keeping()
+            copies.append((keeping, {n: dict(one) for n, one in store.whole(store.begin_keeping()).state.items()}))
+        return step if step % 3 else None
+
+    slot = train(store, plain, optimizer, range(STEPS), threads, early)
+    assert all(torch.equal(view, parameter) for view, parameter in zip(store.places.slot(slot), plain, strict=True))
+    for keeping, then in copies:
+        assert packed(store.whole(keeping).state, STATE) == packed(then, STATE), "as of its own version"
+
+
+def test_of_what_is_no_number_the_first_is_found_whatever_was_made_early() -> None:
+    found = []
+    for early in (slice(0), slice(-1, None), slice(None)):
+        plain = model_of()
+        store = store_of(plain, optimizer := MAKERS["SGD"](groups_of(plain)))
+        gradients: list[Tensor | None] = [torch.ones_like(parameter) for parameter in plain]
+        for gradient in (gradients[3], gradients[5]):
+            assert gradient is not None
+            gradient.view(-1)[-1] = float("nan")
+        push(store, 0, gradients)
+        for piece in list(pairwise(cuts_of(store.layout, optimizer)))[early]:
+            assert store.make_early(0, 0, 1, [(0, 1.0)], piece, look=True)
+        found.append(store.commit(0, 1, [(0, 1.0)], early=0))
+    assert found[0] == found[1] == found[2]
+    assert found[0].not_finite == NotFinite("3", 0)
 
 
 # --- lanes ------------------------------------------------------------------------------------------

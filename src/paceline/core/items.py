@@ -16,6 +16,18 @@ class Version(NamedTuple):
     kind: str = "version"
 
 
+class EarlyVersion(NamedTuple):
+    """A version as it is going to be if it is ordered of these terms, which nobody knows yet.
+
+    So bytes of that name are right whoever has made them, and of use only if that is what is ordered.
+    """
+
+    version: int
+    terms: str
+    """A digest of what it is made of."""
+    kind: str = "early version"
+
+
 class Update(NamedTuple):
     """The result of a worker's step: its gradient, or what its own optimizer would subtract."""
 
@@ -83,4 +95,4 @@ class Blob(NamedTuple):
     kind: str = "blob"
 
 
-Item = Version | Update | Buffers | Sum | Replica | Mean | Partial | Beginning | Former | Blob
+Item = Version | EarlyVersion | Update | Buffers | Sum | Replica | Mean | Partial | Beginning | Former | Blob

@@ -36,6 +36,11 @@ class Claims:
         for item in self._claims.pop(owner, ()):
             self._unclaim(item, owner)
 
+    def pass_on(self, item: Item, new: Item) -> None:
+        """Those who claim the item claim the new one in its place."""
+        for owner in list(self._owners.get(item, ())):
+            self.claim(owner, *(new if one == item else one for one in self._claims[owner]))
+
     def claimed(self, owner: Owner) -> tuple[Item, ...]:
         """What the owner claims."""
         return self._claims.get(owner, ())

@@ -761,7 +761,7 @@ class Cluster:
             return
         assert self.carrier is not None
         owner, lost = ("brought", next(self._numbers)), lambda why: self.loses(f"version {version} can't come: {why}")
-        self.carrier.fetch(Version(version), owner, then, lost)
+        self.carrier.fetch(self.versions.comes_as(Version(version)), owner, then, lost)
 
     def version_freed(self, version: int) -> None:
         """See `Authority`."""

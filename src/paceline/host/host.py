@@ -7,14 +7,27 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from paceline.core.choice import Choice
-from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
+from paceline.core.items import (
+    Beginning,
+    Blob,
+    Buffers,
+    EarlyVersion,
+    Item,
+    Mean,
+    Partial,
+    Replica,
+    Sum,
+    Update,
+    Version,
+)
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
-from paceline.core.shards import Shard
+from paceline.core.shards import Shard, leaves_early
 from paceline.errors import MessageUnreadable
 from paceline.host import messages as host_messages
 from paceline.host.attachments import NO_ROOM, Attachments, file_bytes
@@ -47,6 +60,7 @@ from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.ipc.processes import NoProcess
 from paceline.records.times import FetchTimes
+from paceline.transfer.byte_ranges import ByteRanges
 from paceline.transfer.fetcher import Fetcher, RemoteFetcher
 from paceline.transfer.item_names import fields_of, item_of, summand_of
 
@@ -150,6 +164,7 @@ class Host:
         )
         kinds: dict[type[Item], ItemKind[Any]] = {
             Version: self.versions,
+            EarlyVersion: self.versions,
             Beginning: self.versions,
             Update: self.summands,
             Sum: self.summands,
@@ -173,6 +188,7 @@ class Host:
                 now,
                 report,
                 away=self.versions.away,
+                comes_as=self.versions.comes_as,
                 lost=self._lacks,
                 brought=lambda worker, began, ended: report(VersionBrought(worker, began, ended)),
             )
@@ -206,6 +222,8 @@ class Host:
     def part(self, part: Choice) -> None:
         self._part = part
         self.versions.change_by(part.fragments)
+        if self.versions.early is not None:
+            self.versions.early.forget()
 
     @property
     def owns_replicas(self) -> bool:
@@ -229,7 +247,7 @@ class Host:
             self,
             head=self._head,
         )
-        self.versions.maker = self.ranges.maker
+        self.versions.maker, self.versions.early = self.ranges.maker, self.ranges.early
 
     # --- what the head orders -----------------------------------------------------------------------
 
@@ -353,7 +371,7 @@ class Host:
     def _recut(self, shards: Sequence[Shard], left: str) -> None:
         """These make all versions from now on, and that host leaves. What is on its way is asked for anew."""
         self.versions.shards = shards
-        self._carries.again(lambda item: isinstance(item, Version))
+        self._carries.again(lambda item: isinstance(item, Version | EarlyVersion))
         self._carries.ended(left, "it has left in good order")
 
     def _show(self, worker: int, version: int, hold: bool) -> None:
@@ -510,7 +528,7 @@ class Host:
             self._lacks(worker, f"{version} can't come: {why}")
 
         if self.versions.away(version):
-            self._carries.fetch(version, _shown_to(worker), there, lost)
+            self._carries.fetch(self.versions.comes_as(version), _shown_to(worker), there, lost)
         else:
             there()
 
@@ -518,6 +536,26 @@ class Host:
         self._report(host_messages.Lacks(worker, why))
 
     # --- the range that is made here: see `RangeOwner` -----------------------------------------------
+
+    @property
+    def makes_early(self) -> bool:
+        """See `EarlyOwner`. Rounds that wait for all are of the same workers. What is encoded comes as a whole."""
+        part, offer = self.part, self.memory.offer
+        in_rounds = part.spec.brings_early and part.spec.optimizer == "store" and part.rounds
+        return in_rounds and bool(self.versions.shards) and not offer.encoded_cuts and leaves_early(offer.cuts[-1])
+
+    @property
+    def offer(self) -> messages.worker.Offered:
+        """See `EarlyOwner`."""
+        return self.memory.offer
+
+    def computes(self, worker: int) -> bool:
+        """See `EarlyOwner`."""
+        return worker in self.own
+
+    def there(self, update: Update) -> ByteRanges:
+        """See `EarlyOwner`."""
+        return self.computing.there(update)
 
     @property
     def keeps_buffers(self) -> bool:
@@ -579,14 +617,20 @@ class Host:
         match message:
             case messages.store.Summing() | messages.store.Summed():
                 return self.reducer.heard(message)
-            case messages.store.Making() | messages.store.Norms() | messages.store.Committed():
+            case (
+                messages.store.Making()
+                | messages.store.MadeEarly()
+                | messages.store.Norms()
+                | messages.store.Committed()
+            ):
                 return self._said_of_versions(message)
             case messages.store.ShareReady():
                 return self.ranges is not None and self.ranges.hear(message, descriptors)
         return self._authority is not None and self._authority.store_reports.store_said(message, descriptors)
 
     def _said_of_versions(
-        self, message: messages.store.Making | messages.store.Norms | messages.store.Committed
+        self,
+        message: messages.store.Making | messages.store.MadeEarly | messages.store.Norms | messages.store.Committed,
     ) -> bool:
         try:
             asked = self.ranges is not None and self.ranges.hear(message, ())
@@ -636,9 +680,11 @@ class Host:
     def _hear(self, worker: int, message: messages.Message, descriptors: list[int]) -> None:
         seat = self.seats[worker]
         match message:
-            case messages.worker.Accumulated(step=step, begin=begin, end=end):
+            case messages.worker.Accumulated(step=step, begin=begin, end=end, scalars=scalars):
                 self.computing.told(worker, step, begin, end)
-                self._has_more(Update(worker, step))
+                if scalars is not None and self.ranges is not None:
+                    self.ranges.early.has_scalars(Update(worker, step), scalars)
+                self._has_more(Update(worker, step), begin, end)
                 return  # it concerns nobody else
             case messages.worker.StepFinished(step=step):  # its version stays: it may be released on that once more
                 # and its update, if the head asks for that before the worker leaves
@@ -672,13 +718,15 @@ class Host:
 
     def _has_update(self, worker: int, step: int) -> None:
         self.computing.finished(worker, step)
-        self._has_more(Update(worker, step))
+        self._has_more(Update(worker, step), 0, sys.maxsize)
 
-    def _has_more(self, update: Update) -> None:
+    def _has_more(self, update: Update, begin: int, end: int) -> None:
         """A worker here has more of its update in its place. Other hosts may have asked for it."""
         self.there_is_more(update)
         if self.replicas is not None:
             self.replicas.averaging.there_is_more(update)
+        if self.ranges is not None:
+            self.ranges.early.there_is_more(begin, end)
 
     def tell_part(self, state: int | None) -> None:
         """Tell the workers here which part of the protocol decides. `state`: what their optimizers go on with."""

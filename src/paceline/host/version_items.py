@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.core.items import Beginning, Former, Item, Version
+from paceline.core.items import Beginning, EarlyVersion, Former, Item, Version
 from paceline.core.machine import Fragments
 from paceline.core.shards import Shard, fragments, meet, pieces
 from paceline.host.awaited import Awaited
@@ -21,6 +21,7 @@ from paceline.host.version_shelf import Shelf
 from paceline.ipc.memory import Span
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
+    from paceline.host.shards.early_versions import EarlyVersions
     from paceline.host.shards.range_maker import RangeMaker
     from paceline.transfer.fetch_table import Where
 
@@ -44,7 +45,10 @@ def written_by(worker: int) -> Owner:
     return "written by", worker
 
 
-class Versions(Placed[Version | Beginning]):
+Named = Version | EarlyVersion | Beginning
+
+
+class Versions(Placed[Named]):
     """Versions on a host, each in a place of its own. Some of one may be here before the rest.
 
     Ranges that other hosts make come to the place where this host makes its own.
@@ -73,6 +77,8 @@ class Versions(Placed[Version | Beginning]):
         """Who makes which range of each version. Empty: the head makes them all."""
         self.maker: RangeMaker | None = None
         """What makes this host's range. None: nothing is made here."""
+        self.early: EarlyVersions | None = None
+        """What begins versions before they are ordered. None: as above."""
         self._plan = plan
         self._name = name
         self._head = head
@@ -185,13 +191,15 @@ class Versions(Placed[Version | Beginning]):
 
     # --- items: see `ItemKind` ----------------------------------------------------------------------
 
-    def place(self, item: Version | Beginning) -> int:
+    def place(self, item: Named) -> int:
         """See `Placed`."""
         return self._shelf.place(self._meant(item))
 
-    def ranges(self, item: Version | Beginning) -> list[tuple[str, int, int]]:
+    def ranges(self, item: Named) -> list[tuple[str, int, int]]:
         """See `ItemKind`. Also of a version whose host is lost: then it never comes."""
         offer = self._memory.offer
+        if isinstance(item, EarlyVersion):
+            return pieces(offer.cuts, self._others)
         if isinstance(item, Beginning) and self._name == self._head:
             return [(self._host_of(item.worker), 0, self.view(item).nbytes)]
         if self._of_replicas():  # they have flags and buffers, too
@@ -203,8 +211,10 @@ class Versions(Placed[Version | Beginning]):
             self._shelf.claim(_begins_with(item), *before)
         return pieces(offer.cuts, meet(self._others, self._parts(item)[0]))
 
-    def lay(self, item: Version | Beginning, number: int) -> Span:
+    def lay(self, item: Named, number: int) -> Span:
         """See `ItemKind`. There is a place for a version that was claimed, as there is for all that workers claim."""
+        if isinstance(item, EarlyVersion):
+            return super().lay(item, number)
         if not self._shelf.has(item):  # else a range of it is made here
             owner = _arriving(item) if isinstance(item, Version) else written_by(item.worker)
             place = self._shelf.put(item, owner, self._plan.shared, comes=True)
@@ -215,8 +225,12 @@ class Versions(Placed[Version | Beginning]):
                 there.memory[begin:end] = self.view(before).memory[begin:end]
         return there
 
-    def free(self, item: Version | Beginning, whole: bool) -> None:
+    def free(self, item: Named, whole: bool) -> None:
         """See `ItemKind`. A worker that has left may claim a version that did not come, until its process ends."""
+        if isinstance(item, EarlyVersion):
+            if whole and isinstance(meant := self._meant(item), Version):
+                self.is_whole(meant)
+            return
         if isinstance(item, Beginning):
             if not whole:
                 self._shelf.release(written_by(item.worker))
@@ -228,8 +242,13 @@ class Versions(Placed[Version | Beginning]):
             self._shelf.withdraw(item)
         self._shelf.release(_arriving(item))
 
-    def look(self, item: Version | Beginning, begin: int, end: int) -> Where:
+    def look(self, item: Named, begin: int, end: int) -> Where:
         """See `ItemKind`."""
+        if isinstance(item, EarlyVersion):
+            if self.early is None:
+                return "gone"
+            meant = self.early.meant(item)
+            return self.early.look(item, begin, end) if meant == item else self.look(meant, begin, end)
         if isinstance(item, Version):
             if self.maker is None:
                 return "gone"
@@ -237,7 +256,7 @@ class Versions(Placed[Version | Beginning]):
                 return "here" if self.maker.has(item.version, begin, end) else "coming"
         return "here" if self._shelf.has(self._meant(item)) else "gone"
 
-    def claim(self, item: Version | Beginning, owner: Owner) -> None:
+    def claim(self, item: Named, owner: Owner) -> None:
         """See `ItemKind`."""
         self._shelf.claim(owner, self._meant(item))
 
@@ -257,12 +276,18 @@ class Versions(Placed[Version | Beginning]):
         there = self._shelf.claimed(_begins_with(version))
         return next((one for one in there if isinstance(one, Version)), None)
 
-    def _meant(self, item: Version | Beginning) -> Item:
+    def comes_as(self, version: Version) -> Version | EarlyVersion:
+        """The name by which other hosts' ranges of that version come here."""
+        return version if self.early is None else self.early.comes_as(version)
+
+    def _meant(self, item: Named) -> Item:
         """What lies here by that name.
 
         What a worker has written for all to begin with is the first version by now. While a host is still to begin,
         the first version is as it was: that host's workers change it, too.
         """
+        if isinstance(item, EarlyVersion):
+            return item if self.early is None else self.early.meant(item)
         if isinstance(item, Beginning) and not self._shelf.has(item):
             return Version(0)
         former = Former(item)

@@ -86,10 +86,8 @@ class Shelf(Claims):
 
     def rename(self, item: Item, new: Item) -> None:
         """The item has become another one in its place: those who claim it claim the new one."""
-        place = self._places[item]
-        self._lay(new, place)
-        for owner in list(self._owners[item]):
-            self.claim(owner, *(new if one == item else one for one in self._claims[owner]))
+        self._lay(new, self._places[item])
+        self.pass_on(item, new)
 
     def replace(self, item: Item, by: Item) -> None:
         """The item's name is that of what lies there by now. Those who claim it claim what it was, too."""

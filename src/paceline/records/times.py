@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from paceline.core.items import Item, Mean, Partial, Replica, Sum, Update, Version
+from paceline.core.items import EarlyVersion, Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.core.values import value
 
 
@@ -132,7 +132,7 @@ class FetchTimes:
 
 def _named(item: Item) -> tuple[str, int | None, int | None]:
     match item:
-        case Version(version=version):
+        case Version(version=version) | EarlyVersion(version=version):
             return "version", None, version
         case Update(worker=worker, step=step):
             return "update", worker, step

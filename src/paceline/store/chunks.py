@@ -182,6 +182,36 @@ class Chunk:
                 if parameter.data_ptr() != view.data_ptr():
                     view.copy_(parameter)
 
+    def commit_early(
+        self,
+        memory: memoryview,
+        source: int,
+        target: int,
+        pushed: Sequence[GradientReader],
+        whole: bool,
+        lane: CommitLane,
+        limit: Limit | None = None,
+    ) -> defaultdict[Tensor, Any] | None:
+        """Make the chunk as `commit` does, but for the optimizer's state. Return what that becomes: see `take_early`.
+
+        None: this chunk can't be made so, and nothing was done. A user's own optimizer may keep more than its state.
+        """
+        if not self._known or (not whole and self.merged and not self._all_present(pushed)):
+            return None
+        before, copied = self.optimizer.state, defaultdict[Tensor, Any](dict)
+        for parameter, state in before.items():
+            copied[parameter] = {key: own(value) for key, value in state.items()}
+        self.optimizer.state = copied
+        try:
+            self.commit(memory, source, target, pushed, whole, lane, limit)
+        finally:
+            self.optimizer.state = before
+        return copied
+
+    def take_early(self, state: defaultdict[Tensor, Any]) -> None:
+        """The chunk that was made early counts: this is the optimizer's state from now on."""
+        self.optimizer.state = state
+
     def find_not_finite(
         self, memory: memoryview, pushed: Sequence[GradientReader], names: Sequence[str]
     ) -> NotFinite | None:

@@ -70,6 +70,8 @@ def _serve(store: Store, end: socket.socket) -> int:
                     made = _commit(store, order, recorder)
                     found, seconds = _not_finite(made.not_finite), time.perf_counter() - began
                     recorder.send(messages.store.Committed(order.version, seconds, made.checksum, found))
+                case messages.store.MakeEarly():
+                    recorder.send(_make_early(store, order))
                 case messages.store.TakeNorms():
                     recorder.send(_norms(store, order))
                 case messages.store.MakeSum(number=number):
@@ -171,7 +173,17 @@ def _commit(store: Store, order: messages.store.Commit, recorder: _Recorder) -> 
         made=made if order.tells else None,
         summed=order.summed,
         norms=order.norms,
+        early=order.early,
     )
+
+
+def _make_early(store: Store, order: messages.store.MakeEarly) -> messages.store.MadeEarly:
+    if order.first:
+        store.prepare_slot(order.target)
+    within = order.begin, order.end
+    of = order.number, order.source, order.target, order.pushed
+    made = store.make_early(*of, within, scalars=order.scalars, look=order.look)
+    return messages.store.MadeEarly(order.number, *within, made)
 
 
 def _norms(store: Store, order: messages.store.TakeNorms) -> messages.store.Norms:

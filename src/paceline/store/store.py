@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -127,6 +129,16 @@ class NamedVersion:
         return parameters_sha256(self.saved[name] for name in self.order)
 
 
+@dataclass(frozen=True, slots=True)
+class _EarlyChunk:
+    """A chunk of a version that was made before that was ordered."""
+
+    state: defaultdict[Tensor, Any]
+    """What the optimizer's state becomes if it counts."""
+    not_finite: NotFinite | None
+    checksum: int
+
+
 class Store:
     """The parameters of one model, version by version.
 
@@ -197,6 +209,8 @@ class Store:
         """Whether the optimizer is an outer one."""
         self._in_slots: dict[int, list[Tensor]] = {}
         """By slot, if norms are clipped: where each parameter's mean gradient is made."""
+        self._early: tuple[int, dict[int, _EarlyChunk]] = -1, {}
+        """The number of what was begun early; and by chunk what was made of it."""
         self._helpers: ThreadPoolExecutor | None = None
         self._most_helpers = 0
 
@@ -255,17 +269,20 @@ class Store:
         Only values that the script has changed are set. An optimizer's step may change its groups, too, such as a count
         of steps, and workers don't have those changes. What only a GPU can do is never set.
         """
-        told, self._told = self._told, scalars
-        changed = [
+        changed, self._told = self._changed(scalars), scalars
+        for part in self.parts:
+            set_scalars(part.optimizer, [changed[group] for group in part.groups])
+
+    def _changed(self, scalars: Scalars) -> Scalars:
+        """Return what differs from what a worker told last."""
+        return [
             {
                 key: value
                 for key, value in values.items()
                 if key != CAPTURABLE and (key not in before or before[key] != value)
             }
-            for values, before in zip(scalars, told, strict=True)
+            for values, before in zip(scalars, self._told, strict=True)
         ]
-        for part in self.parts:
-            set_scalars(part.optimizer, [changed[group] for group in part.groups])
 
     def edit(self, edits: list[StateEdit]) -> None:
         """Edit the optimizer's state before the next version is made."""
@@ -288,6 +305,7 @@ class Store:
         made: Callable[[int, int], object] | None = None,
         summed: Sequence[int] = (),
         norms: Norms | None = None,
+        early: int | None = None,
     ) -> CommitResult:
         """Make the version in slot `target` from the one in slot `source` and these (push area, weight).
 
@@ -295,9 +313,10 @@ class Store:
         parameters are searched for a NaN or an infinity. `made(begin, end)` is called from any thread as bytes of the
         version are made, unless the version is small and all of it is made here. `summed`: workers' areas with a sum
         among the contributions. Their buffers count, too. `norms`: of all parameters, where other stores make ranges of
-        the version. See `norms`.
+        the version. See `norms`. `early`: what `make_early` has made by that number, of the same, is not made again.
         """
         self._to_pass_on = None
+        there, self._early = self._early[1] if self._early[0] == early else {}, (-1, {})
         pushed, limit, not_finite = self._pushed(contributions), None, None
         if self._clip is not None:
             limit, lost = self._limit(self._clip, target, pushed, threads, norms)
@@ -309,14 +328,64 @@ class Store:
         if self._makes_all and self.within[1] <= TELLS:  # one call would come when the version is whole
             made = None
         run = partial(self._commit, start, stop, pushed, whole, look and not_finite is None, made, limit)
-        first, *others = self._lanes_for(threads)
+        first, *others = self._lanes_for(threads) if not there else self._lanes_of(self._take_early(there), threads)
         helped = [self._helpers_for(len(others)).submit(run, lane) for lane in others]
         found = [run(first), *(one.result() for one in helped)]
+        found += [(one.not_finite, one.checksum) for one in there.values()]
         for area in (*(area for area, _ in contributions), *summed):
             if (worker := self.places.worker_of(area)) is not None:
                 self.buffers[worker] = {name: value.clone() for name, value in self.pushes[area].buffers.items()}
-        not_finite = next((one for one, _ in found if one is not None), not_finite)
+        bad = [one for one, _ in found if one is not None]
+        not_finite = min(bad, key=self._offset_of, default=not_finite)
         return CommitResult(not_finite, sum(checksum for _, checksum in found) % (1 << 64))
+
+    @torch.no_grad()
+    def make_early(
+        self,
+        number: int,
+        source: int,
+        target: int,
+        contributions: list[tuple[int, float]],
+        within: tuple[int, int],
+        *,
+        scalars: Scalars | None = None,
+        look: bool,
+    ) -> bool:
+        """Make these bytes of the next version as `commit` would, in the hope that this is ordered of the same.
+
+        A commit that names the number takes them. Any other one makes all anew: nothing else changes by what is made
+        here, the optimizer's state included. Return whether all of these bytes are made: with gradients that are
+        clipped by their norms they can't be, nor with an optimizer of the user's own. `scalars`: the hyperparameters,
+        if they have changed.
+        """
+        if self._early[0] != number:
+            self._early = number, {}
+        if self._clip is not None and self._clip.norm is not None:
+            return False
+        pushed, limit = self._pushed(contributions), None if self._clip is None else self._clip.limit()
+        whole = all(all(one.present) for one in pushed)
+        start, stop, made = self.places.slot_start(source), self.places.slot_start(target), True
+        changed = None if scalars is None else self._changed(scalars)
+        (lane,) = self._lanes_of([part for part in self.parts if _lies(self._bytes[id(part)], within)], 1)
+        for part in lane.parts:
+            decode(self.layout, self.memory, pushed, *self._bytes[id(part)])
+            with with_scalars(part.optimizer, changed and [changed[group] for group in part.groups]):
+                state = part.commit_early(self.memory, start, stop, pushed, whole, lane, limit)
+            if state is None:
+                made = False
+                continue
+            found = part.find_not_finite(self.memory, pushed, self.names) if look else None
+            self._early[1][id(part)] = _EarlyChunk(state, found, part.checksum(self.memory, stop))
+        return made
+
+    def _take_early(self, there: dict[int, _EarlyChunk]) -> list[Chunk]:
+        """Take what was made early. Return the chunks that are still to be made."""
+        for part in self.parts:
+            if (one := there.get(id(part))) is not None:
+                for keeping in self._keepings:
+                    keeping.take(part)
+                part.take_early(one.state)
+        return [part for part in self.parts if id(part) not in there]
 
     def norms(self, target: int, contributions: list[tuple[int, float]], *, threads: int = 1) -> Norms:
         """Return the norms of this range's mean gradients, for the version that is made next in the slot `target`.
@@ -348,6 +417,7 @@ class Store:
         """By chunk: the begin and the end of its bytes in a version."""
         self._sliced = type(optimizer) in ELEMENTWISE
         self._told = scalars_of(optimizer)
+        self._early = -1, {}
         self._lanes.clear()
         self._scratch.clear()
 
@@ -374,6 +444,7 @@ class Store:
 
     def load(self, state: State) -> None:
         """Replace the optimizer's state by this state of whole parameters."""
+        self._early = -1, {}
         for part in self.parts:
             part.load(state, self.layout)
 
@@ -717,6 +788,9 @@ class Store:
         """Whether this store makes whole versions."""
         return self.within == (0, self.layout.flags_offset)
 
+    def _offset_of(self, found: NotFinite) -> int:
+        return self.layout.moving[self.names.index(found.parameter)].offset
+
     def _numbers(self) -> list[int]:
         """Return the numbers of the parameters that begin in this store's range."""
         begin, end = self.within
@@ -740,13 +814,15 @@ class Store:
         """Return the lanes of a commit, one for each thread. A small commit uses fewer."""
         threads = self._worthwhile(threads)
         if threads not in self._lanes:
-            shares = dealt(self.parts, [part.size for part in self.parts], threads)
-            while len(self._scratch) < len(shares):
-                self._scratch.append(scratch_for(self.layout, self._optimizer))
-            self._lanes[threads] = [
-                CommitLane(number, parts, self._scratch[number]) for number, parts in enumerate(shares)
-            ]
+            self._lanes[threads] = self._lanes_of(self.parts, threads)
         return self._lanes[threads]
+
+    def _lanes_of(self, parts: Sequence[Chunk], threads: int) -> list[CommitLane]:
+        """Deal these chunks to so many lanes at most."""
+        shares = dealt(parts, [part.size for part in parts], threads)
+        while len(self._scratch) < len(shares):
+            self._scratch.append(scratch_for(self.layout, self._optimizer))
+        return [CommitLane(number, parts, self._scratch[number]) for number, parts in enumerate(shares)]
 
     def _helpers_for(self, lanes: int) -> ThreadPoolExecutor:
         """Return threads for the lanes beside the caller's. They start when first needed, as none survives a fork."""
@@ -756,6 +832,10 @@ class Store:
             self._helpers = ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(1,))
             self._most_helpers = lanes
         return self._helpers
+
+
+def _lies(one: tuple[int, int], within: tuple[int, int]) -> bool:
+    return within[0] <= one[0] and one[1] <= within[1]
 
 
 def _bytes_of(part: Chunk, cuts: Sequence[int]) -> tuple[int, int]:
@@ -825,3 +905,26 @@ def set_scalars(optimizer: torch.optim.Optimizer, scalars: Scalars) -> None:
                 group[key].fill_(value)
             else:
                 group[key] = tuple(value) if isinstance(value, list) else value
+
+
+@contextmanager
+def with_scalars(optimizer: torch.optim.Optimizer, scalars: Scalars | None) -> Iterator[None]:
+    """Have the optimizer use these hyperparameters inside the block."""
+    if scalars is None:
+        yield
+        return
+    own = scalars_of(optimizer)
+    used = [
+        {key: value for key, value in theirs.items() if key in mine and mine[key] != value}
+        for mine, theirs in zip(own, scalars, strict=True)
+    ]
+    set_scalars(optimizer, used)
+    try:
+        yield
+    finally:  # what the step itself has changed, a count of steps say, stays
+        now = scalars_of(optimizer)
+        back = [
+            {key: mine[key] for key, value in theirs.items() if after.get(key) == value}
+            for mine, theirs, after in zip(own, used, now, strict=True)
+        ]
+        set_scalars(optimizer, back)

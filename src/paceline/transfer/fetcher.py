@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.facts import Fact
-from paceline.core.items import Replica, Update, Version
+from paceline.core.items import EarlyVersion, Replica, Update, Version
 from paceline.core.machine import Fragments
 from paceline.host.claims import Owner
 from paceline.records.times import TransferTimes
@@ -157,10 +157,11 @@ class RemoteFetcher:
         happened: Callable[[Fact], None],
         *,
         away: Callable[[Version], bool],
+        comes_as: Callable[[Version], Version | EarlyVersion],
         lost: Callable[[int, str], None],
         brought: Callable[[int, float, float], None] = lambda worker, began, ended: None,
     ) -> None:
-        """`away(item)`: whether it is not here, and lies on another host.
+        """`away(item)`: whether it is not here, and lies on another host. `comes_as(item)`: the name that it comes by.
 
         `lost(worker, why)` is told in place of `then` if an item of the worker can't come. `brought(worker, began,
         ended)` is told of each version that has come for a worker, before `then`. See `ShapedFetcher` for the others.
@@ -169,6 +170,7 @@ class RemoteFetcher:
         self._now = now
         self._happened = happened
         self._away = away
+        self._comes_as = comes_as
         self._lost = lost
         self._brought = brought
         self._numbers = count()
@@ -192,7 +194,7 @@ class RemoteFetcher:
             self._lost(worker, f"{item} can't come: {why}")
 
         self._under_way[owner] = worker
-        self._carrier.fetch(item, owner, arrived, lost)
+        self._carrier.fetch(self._comes_as(item), owner, arrived, lost)
 
     def cancel(self, worker: int) -> None:
         """See `Fetcher`. The last one to leave has the item left where it is."""

@@ -6,12 +6,25 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from paceline.core.items import Beginning, Blob, Buffers, Item, Mean, Partial, Replica, Sum, Update, Version
+from paceline.core.items import (
+    Beginning,
+    Blob,
+    Buffers,
+    EarlyVersion,
+    Item,
+    Mean,
+    Partial,
+    Replica,
+    Sum,
+    Update,
+    Version,
+)
 from paceline.errors import MessageUnreadable
 from paceline.ipc.endpoint import Count
 
 _KINDS: dict[str, type[Any]] = {
     "version": Version,
+    "early version": EarlyVersion,
     "update": Update,
     "buffers": Buffers,
     "sum": Sum,

@@ -84,7 +84,6 @@ class _Told:
 
     arrived: Callable[[], object]
     lost: Callable[[str], object] | None
-    more: Callable[[int, int], object] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +110,8 @@ class _Waiting:
     want: _Want
     told: _Told | None
     """None: the item is only expected."""
+    more: Callable[[int, int], object] | None
+    """Told of bytes as they come."""
     since: float | None
     """None: nothing has come of what is expected."""
     brought: list[FetchTimes] = field(default_factory=list)
@@ -217,9 +218,9 @@ class TransferManager:
         `more(begin, end)` is told of bytes as they come, before that. Each fetch has an owner of its own. An item on
         its way is brought once, for all its owners.
         """
-        told = _Told(arrived, lost, more)
+        told = _Told(arrived, lost)
         if (one := self._waiting.get(owner)) is None:
-            self._fetch(item, owner, told)
+            self._fetch(item, owner, told, more)
             return
         assert one.told is None, f"{owner} fetches {one.want.named}"
         one.told = told
@@ -228,22 +229,22 @@ class TransferManager:
         if one.want.here:
             self._arrived(one.want)
 
-    def expect(self, item: Item, owner: Owner) -> None:
-        """Bring what there is of an item that is being made, and go on as more is. Nobody is told of that.
+    def expect(self, item: Item, owner: Owner, more: Callable[[int, int], object] | None = None) -> None:
+        """Bring what there is of an item that is being made, and go on as more is. Only `more` is told of that.
 
         A `fetch` for that owner follows once it is known that the item counts, or a `cancel`.
         """
-        self._fetch(item, owner, None)
+        self._fetch(item, owner, None, more)
 
-    def _fetch(self, item: Item, owner: Owner, told: _Told | None) -> None:
+    def _fetch(self, item: Item, owner: Owner, told: _Told | None, more: Callable[[int, int], object] | None) -> None:
         ranges = tuple(Range(host, self._incarnations[host], *of) for host, *of in self._items.ranges(item))
-        named, parts = Named(self._segment, fields_of(item)), told is None or told.more is not None
+        named, parts = Named(self._segment, fields_of(item)), told is None or more is not None
         want, joins = self._wanted.get(named), True
         if want is None:
             number, joins = next(self._numbers), False
             want = self._wanted[named] = self._wants[number] = _Want(number, item, named, ranges, parts)
         assert want.here or want.ranges == ranges, f"{named} is asked of {want.ranges} and of {ranges}"
-        one = self._waiting[owner] = _Waiting(want, told, None if told is None else self._now())
+        one = self._waiting[owner] = _Waiting(want, told, more, None if told is None else self._now())
         want.waiting[owner] = one
         if not joins:
             self._steps.do(partial(self._begin, want))
@@ -263,7 +264,7 @@ class TransferManager:
         for owner in anew:
             self.cancel(owner)
         for owner, one in anew.items():  # once what has come of it is let go of
-            self._steps.do(partial(self._fetch, one.want.item, owner, one.told))
+            self._steps.do(partial(self._fetch, one.want.item, owner, one.told, one.more))
 
     def pending(self) -> list[str]:
         """What does not come to an end: what is waited for here, and what is kept for others."""
@@ -330,8 +331,8 @@ class TransferManager:
         for one in waiting:
             one.since = self._now() if one.since is None else one.since
         for one in waiting:
-            if one.told is not None and one.told.more is not None:
-                one.told.more(begin, end)
+            if one.more is not None:
+                one.more(begin, end)
 
     def _brought(self, number: int, source: str, size: int, whole: bool) -> None:
         if (want := self._wants.get(number)) is None or not want.wanted:

@@ -38,6 +38,8 @@ class Contents:
         self._versions = [digest("version 0")]
         self._made_of: list[tuple[tuple[int, int, float], ...]] = [()]
         """By version: its updates, with their weights as they were ordered."""
+        self.computes: dict[int, int] = {}
+        """By worker: the last step that it has begun to compute."""
         self._scales: dict[tuple[int, int], float] = {}
         self._unapplied: dict[int, dict[int, int | None]] = {}
         """By worker: steps that were pushed, and the version that was ordered of each. None: none was."""

@@ -386,6 +386,23 @@ def encoding(seed: int) -> History:
     return replace(history, protocol="all-reduce", script=replace(history.script, encodes=True))
 
 
+def beginning(seed: int) -> History:
+    """Draw a history of rounds whose versions hosts begin before they are ordered. In every third one hosts leave."""
+    history, lots = (leaving if seed % 3 == 0 else drawn)(seed), random.Random(f"beginning {seed}")
+    script = replace(history.script, loads=True, pieces=4, batches=history.hosts * lots.choice([3, 6, 12]))
+    faults = [fault for fault in history.faults if getattr(fault, "worker", 0) < history.hosts]
+    return replace(
+        history,
+        protocol="bsp",
+        each=1,
+        script=script,
+        shards_on="all",
+        restart=0,
+        max_steps=lots.choice([None, None, script.batches // 2]),
+        faults=tuple(faults),
+    )
+
+
 def alone(seed: int) -> History:
     """Draw a history of a run on one host, of any protocol."""
     history, lots = drawn(seed), random.Random(f"alone {seed}")

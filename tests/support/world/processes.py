@@ -20,7 +20,7 @@ from paceline.ipc import messages
 from paceline.ipc.channel import attachment
 from support.run_state import OFFER
 from support.world.clock import Scheduler, Seconds
-from support.world.contents import SIZE, TORN, WHOLE, Contents, filled, share
+from support.world.contents import SIZE, TORN, WHOLE, Contents, digest, filled, share
 from support.world.lines import Line, named_by
 from support.world.network import Machine
 from support.world.replicas import Replicas
@@ -163,6 +163,11 @@ class Memory:
     def read_from(self, place: tuple[int, int], begin: int) -> bytes:
         """What the place has from that byte on."""
         return os.pread(self._file, place[1] - begin, place[0] + begin)
+
+    def has(self, place: tuple[int, int], content: bytes, within: Bytes) -> bool:
+        """Whether a range of the place has that content."""
+        begin, end = within
+        return os.pread(self._file, end - begin, place[0] + begin) == filled(content, place[1])[begin:end]
 
     def check(self, place: tuple[int, int], content: bytes, who: str, what: str, within: Bytes | None = None) -> None:
         """Raise Wrong unless the place has that content, or a range of it."""
@@ -447,7 +452,7 @@ class Worker(Program):
         assert self._shown is not None
         self._sees(*self._shown, f"its replica at step {go.step}", PARAMETERS)
         memory.write(area, TORN)
-        yield from self._computes_gradient(go.step, area, flags_first=True)
+        yield from self._computes_gradient(go.step, area)
         self._sees(*self._shown, f"its replica at the end of step {go.step}", PARAMETERS)
         memory.write(area, self._contents.update(self.worker, go.step))
         self._computes = False
@@ -485,6 +490,7 @@ class Worker(Program):
             return
         memory, contents = self._memory, self._contents
         began = self._scheduler.now
+        contents.computes[self.worker] = go.step
         slot, area = None if go.slot < 0 else memory.slot(go.slot), memory.area(go.area)
         if slot is not None:
             self._sees(slot, contents.version(go.version), f"version {go.version}")
@@ -512,10 +518,10 @@ class Worker(Program):
             self._memory.write(area, self._contents.update(self.worker, step))
             self.say(messages.worker.UpdateMade(step))
 
-    def _computes_gradient(self, step: int, area: Bytes, *, flags_first: bool = False) -> Course:
+    def _computes_gradient(self, step: int, area: Bytes) -> Course:
         """Compute. If anybody listens, tell of gradients as they are there, and sometimes change them at the end.
 
-        `flags_first`: tell of flags before that, as they are likely to be.
+        Flags are told before that, as they are likely to be.
         """
         seconds = self.takes(self._script.computes) * self._pace
         ranges = list(pairwise(CUTS[self._script.pieces])) if self._tells else []
@@ -524,10 +530,11 @@ class Worker(Program):
         content = self._contents.draft(self.worker, step) if changes else self._contents.update(self.worker, step)
         if changes and self.replicas is not None:
             self.replicas.drafts.add((self.worker, step))
-        for within in [*([IN_FRONT] if flags_first and told else []), *reversed(told)]:
+        for within in [*([IN_FRONT] if told else []), *reversed(told)]:
             yield 0.0 if within == IN_FRONT else seconds / (len(told) + 1)
             self._memory.write(area, content, within)
-            self.say(messages.worker.Accumulated(step, *within))
+            scalars = [{"lr": 0.5 if self._lots.random() < 0.9 else 0.25, "momentum": 0.9}]
+            self.say(messages.worker.Accumulated(step, *within, scalars if within == IN_FRONT else None))
         yield seconds / (len(told) + 1)
         if changes:
             self.say(messages.worker.Withdrawn(step))
@@ -775,6 +782,8 @@ class Store(Program):
         """The stores of the other hosts."""
         self._memory = Memory(file, order.slots, order.areas * contents.capacity)
         self.made = 0
+        self._early = -1, list[Bytes]()
+        """The number of what it has begun early, and the pieces that are made of that."""
         super().__init__(scheduler, machine, line, f"the store of {host}", lots)
         self._files.append(file)
 
@@ -793,6 +802,8 @@ class Store(Program):
             match message:
                 case messages.store.Commit():
                     yield from self._commits(message)
+                case messages.store.MakeEarly():
+                    yield from self._makes_early(message)
                 case messages.store.MakeSum():
                     yield from self._sums_up(message)
                 case messages.store.Record(waits=True):
@@ -833,10 +844,14 @@ class Store(Program):
             raise Wrong(f"{self.what} is to make version {order.version} after version {self.made}")
         memory, target = self._memory, self._memory.slot(order.target)
         self._reads(order)
-        memory.write(target, TORN, self.range)
-        pieces = [one for one in pairwise(self._cuts) if self.range[0] <= one[0] and one[1] <= self.range[1]]
+        there, self._early = self._early[1] if self._early[0] == order.early else [], (-1, [])
+        pieces = [one for one in self._pieces(*self.range) if one not in there]
+        for piece in pieces:
+            memory.write(target, TORN, piece)
         if self._lots.random() < 0.3:  # two threads make them
             pieces.reverse()
+        for piece in there:
+            memory.check(target, self._contents.version(order.version), self.what, "what it has made early", piece)
         for piece in pieces:
             yield self.takes(self._seconds / len(pieces))
             self._reads(order)
@@ -846,6 +861,29 @@ class Store(Program):
         self.made = order.version
         found = ("weight", None) if order.look and self.not_finite(order.version) else None
         self.say(messages.store.Committed(order.version, 0.0, order.version, found))
+
+    def _makes_early(self, order: messages.store.MakeEarly) -> Course:
+        """Make pieces of what the next version is to be, if its terms are what they are likely to be in the end."""
+        memory, contents, target = self._memory, self._contents, self._memory.slot(order.target)
+        if self._early[0] != order.number:
+            self._early = order.number, []
+        made = self._lots.random() < 0.9
+        for piece in self._pieces(order.begin, order.end) if made else ():
+            memory.write(target, TORN, piece)
+            yield self.takes(self._seconds / len(self._cuts))
+            terms, right = list[tuple[int, int, float]](), True
+            for area, weight in order.pushed:
+                worker = area % contents.capacity
+                terms.append((worker, contents.computes[worker], weight))
+                content = contents.update(*terms[-1][:2])
+                right &= all(memory.has(memory.area(area), content, within) for within in (piece, IN_FRONT))
+            memory.write(target, digest(contents.version(self.made), tuple(terms)) if right else TORN, piece)
+            self._early[1].append(piece)
+        self.say(messages.store.MadeEarly(order.number, order.begin, order.end, made))
+
+    def _pieces(self, begin: int, end: int) -> list[Bytes]:
+        """The pieces of a version that lie there."""
+        return [one for one in pairwise(self._cuts) if begin <= one[0] and one[1] <= end]
 
     def _sums_up(self, order: messages.store.MakeSum) -> Course:
         memory, place = self._memory, self._memory.area(order.target)

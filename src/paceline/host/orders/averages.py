@@ -13,7 +13,7 @@ from paceline.core.items import Update
 from paceline.core.orders import Reduce
 from paceline.host import messages as host_messages
 from paceline.host.events import GroupAveraged, Report
-from paceline.host.orders.early_averages import EarlyAverages, Gradients
+from paceline.host.orders.expected_round import ExpectedRound, Gradients
 from paceline.host.replicas.replica_table import ReplicaTable
 from paceline.host.worker_state import WorkerState
 from paceline.records.times import FetchTimes
@@ -112,7 +112,7 @@ class GroupAverages:
         self._numbers = count()
         self._last = -1, -1
         """The last group whose mean has taken effect, and the number of that."""
-        self.early = EarlyAverages(self._begin_early, self._drop)
+        self.early = ExpectedRound(self._begin_early, self._drop)
 
     @property
     def averaging(self) -> bool:
@@ -127,7 +127,7 @@ class GroupAverages:
     def carry_out(self, order: Reduce) -> None:
         """Let the group average, once its members' replicas have made the steps that were ordered."""
         average = self._averages[order.group] = _Average(order, self._parts(order))
-        begun = self.early.begun_of(order) if order.what == "gradients" else None
+        begun = self.early.begun_of(order.contributions) if order.what == "gradients" else None
         if begun is not None:  # what it is of is there, and no step of a replica changes that
             begun.average = average
         # the machine is about to hear of these, and they may have begun anew before the group's turn comes

@@ -117,6 +117,11 @@ class CommitQueue:
         return self.versions.maker
 
     @property
+    def _has_place(self) -> bool:
+        """Whether the next version has been begun early, in a place of its own."""
+        return self.versions.early is not None and self.versions.early.has_place
+
+    @property
     def making(self) -> int | None:
         """The version that is being made."""
         return None if self._committing is None else self._committing.version
@@ -236,7 +241,7 @@ class CommitQueue:
             if call is not None:
                 call()
             return
-        if self._shelf.free(self._plan.shared) is None:
+        if self._shelf.free(self._plan.shared) is None and not self._has_place:
             return  # until a version is on disk: no worker's claim can be what it waits for
         ordered = self._orders.popleft()
         order = self._committing = ordered.order

@@ -14,6 +14,7 @@ from paceline.host.awaited import Awaited
 from paceline.host.claims import Owner
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.pushes import Pushed
+from paceline.host.shards.early_versions import Begun
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
@@ -40,6 +41,8 @@ class RangeOrder:
     pushed: Pushed
     """The order's terms, as items."""
     summed: Sequence[Update]
+    begun: Begun | None
+    """What was made of it before it was ordered."""
 
 
 class RangeMaker:
@@ -74,6 +77,11 @@ class RangeMaker:
         self._used: set[int] = set()
         """Places that a version has been in."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was ordered is made, and more may be."""
+        return self.making is None and not (self._orders or self.rests or self._store.lost)
+
     def begins(self, version: int) -> None:
         """Training begins with that version, which has its place."""
         self.newest = version
@@ -83,12 +91,26 @@ class RangeMaker:
         """A version is in that place, or is about to be."""
         self._used.add(place)
 
-    def make(self, order: host_messages.MakeRange, pushed: Pushed, summed: Sequence[Update] = ()) -> None:
+    def takes(self, place: int) -> bool:
+        """A version is about to be written in that place. Return whether that is for the first time."""
+        first = place not in self._used
+        self.uses(place)
+        return first
+
+    def make(
+        self,
+        order: host_messages.MakeRange,
+        pushed: Pushed,
+        summed: Sequence[Update] = (),
+        begun: Begun | None = None,
+    ) -> None:
         """Make the range of that version, the next one. `pushed`: the order's terms, as items.
 
-        `summed`: updates in sums, whose buffers are here.
+        `summed`: updates in sums, whose buffers are here. `begun`: what was made early of it, in the version's place.
         """
-        self._orders.append(RangeOrder(order, pushed, summed))
+        if begun is not None:
+            self._shelf.claim(kept(order.version), Version(order.version))
+        self._orders.append(RangeOrder(order, pushed, summed, begun))
         self.go_on()
 
     def make_with(self, norms: messages.store.Norms) -> None:
@@ -149,13 +171,16 @@ class RangeMaker:
             self._orders.popleft()
             self.go_on()
             return
-        order = ordered.order
-        target = self._shelf.put(Version(order.version), kept(order.version), self._plan.shared)
+        order, begun = ordered.order, ordered.begun
+        if begun is None:
+            target = self._shelf.put(Version(order.version), kept(order.version), self._plan.shared)
+        else:
+            target = begun.place
         if target is None:
             return
         self._orders.popleft()
         self.making = ordered
-        self._made.clear()
+        self._made = ByteRanges() if begun is None else begun.made
         self._begin(ordered, target)
         self._beginning.come(order.version)
 
@@ -175,12 +200,12 @@ class RangeMaker:
             scalars=order.scalars,
             threads=min(MOST_THREADS, max(1, self._idle_cores())),
             look=order.look,
-            first=target not in self._used,
+            first=self.takes(target),
             tells=self.tells,
             edits=order.edits,
             summed=[self._plan.area(self._shelf.place(update)) for update in ordered.summed],
+            early=None if ordered.begun is None else ordered.begun.number,
         )
         self._awaits_norms = commit if order.exchanges else None
         norms = messages.store.TakeNorms(order.version, target, pushed, commit.threads, commit.first)
         self._store.send(norms if order.exchanges else commit)
-        self._used.add(target)

@@ -14,6 +14,7 @@ from paceline.host.attachments import Attachments, file_bytes
 from paceline.host.claims import Owner
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.pushes import Pushed
+from paceline.host.shards.early_versions import EarlyOwner, EarlyVersions
 from paceline.host.shards.migration import Taking
 from paceline.host.shards.range_maker import RangeMaker, kept
 from paceline.host.store_process import StoreProcess
@@ -53,7 +54,7 @@ class ShardHost(Protocol):
         """Take over another host's range. It is answered by `RangeTaken`."""
 
 
-class RangeOwner(Protocol):
+class RangeOwner(EarlyOwner, Protocol):
     """The host that a range is made on: what it has for that, and what hears of it."""
 
     own: Container[int]
@@ -109,6 +110,8 @@ class ShardServer:
         self.maker = RangeMaker(shelf, plan, store, owner.idle_cores, tells=carrier is not None)
         self.shard = shard
         """The range that is made here, or is about to be."""
+        self.early = EarlyVersions(shelf, plan, store, self.maker, carrier, owner, lambda: self.shard)
+        """The version that is likely to be ordered next, as far as it is made here."""
         self.keeps_buffers = owner.keeps_buffers
         """Whether workers' buffers come here with their updates."""
         self._shelf = shelf
@@ -148,7 +151,8 @@ class ShardServer:
         """See `ShardHost`."""
         if update.worker not in self._owner.own:
             self._bringing[update] = {update}
-            self._carries.expect(update, _brought(update))
+            self._carries.expect(update, _brought(update), partial(self.early.came, update))
+        self.early.computes(update)
 
     def bring(self, item: Update | Sum, source: str | None) -> None:
         """See `ShardHost`."""
@@ -198,13 +202,19 @@ class ShardServer:
         """No version will have what is here of that, or on its way."""
         if self._taking is not None:
             self._taking.drop(item)
+        if isinstance(item, Update):
+            self.early.dropped(item)
         for part in self._bringing.pop(item, ()):
             self._carries.cancel(_brought(part))
         self._needs_no_more(item)
 
     def make(self, order: host_messages.MakeRange, pushed: Pushed, summed: Sequence[Update] = ()) -> None:
         """See `ShardHost`."""
-        self.maker.make(order, pushed, summed)
+        plain = not (summed or order.exchanges or order.edits)
+        begun = self.early.ordered(order, pushed, plain=plain)
+        self.maker.make(order, pushed, summed, begun)
+        if begun is not None:
+            self.early.counts(begun)
 
     def make_with(self, norms: messages.store.Norms) -> None:
         """See `ShardHost`."""
@@ -231,7 +241,8 @@ class ShardServer:
         def lost(why: str) -> None:
             self._owner.range_lost(f"it was to take over the range of host {order.host}: {why}")
 
-        lacking: list[Item] = [version for version in map(Version, order.versions) if self._owner.away(version)]
+        versions = [version for version in map(Version, order.versions) if self._owner.away(version)]
+        lacking: list[Item] = [self.early.comes_as(version) for version in versions]
         try:
             lacking += self._attachments.comes(order.state, order.host)
         except OSError as full:
@@ -276,6 +287,8 @@ class ShardServer:
                 if not self.maker.heard(message):
                     return False
                 self._there(version)
+            case messages.store.MadeEarly():
+                return self.early.heard(message)
             case messages.store.Norms():
                 if not self.maker.heard(message):
                     return False
@@ -289,6 +302,7 @@ class ShardServer:
                 self._there(version)
                 self._owner.range_made(message)
                 self.maker.go_on()
+                self.early.go_on()
             case messages.store.ShareReady(number=number, error=error):
                 attached = None
                 if descriptors:
@@ -310,9 +324,11 @@ class ShardServer:
         return self._carrier
 
     def _there(self, version: int) -> None:
-        """More of that version is made. Other hosts may have asked for it."""
+        """More of that version is made. Other hosts may have asked for it, by either name."""
         if self._carrier is not None:
             self._carrier.made(Version(version))
+            if (named := self.early.named(version)) is not None:
+                self._carrier.made(named)
 
     def _came(self, item: Update | Sum, part: Item) -> None:
         """That part of the item is here."""

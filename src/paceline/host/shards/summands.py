@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.core.items import Buffers, Sum, Update
-from paceline.core.shards import Shard, meet, pieces, with_rest
+from paceline.core.shards import Shard, leaves_early, meet, pieces, with_rest
 from paceline.host.host_memory import HostMemory
 from paceline.host.item_table import ItemKind, Placed
 from paceline.host.overlap import Computing
@@ -65,6 +65,8 @@ class Summands(Placed[Update | Sum]):
         flags_end, buffers_end = offer.buffers_at
         if not self.server.keeps_buffers:
             return [*own, (host, offer.cuts[-1], offer.cuts[-1] + offer.flags_bytes)]
+        if isinstance(item, Update) and leaves_early(offer.cuts[-1]) and flags_end < buffers_end:
+            return [*own, (host, offer.cuts[-1], flags_end), (host, flags_end, buffers_end)]  # flags may come first
         rest = offer.cuts[-1], buffers_end if isinstance(item, Update) else flags_end
         return [(host, *of) for of in with_rest([(begin, end) for _, begin, end in own], rest)]
 

@@ -35,6 +35,24 @@ class Commit(Message):
     """The norms of all mean gradients, if several hosts make ranges. See `TakeNorms`."""
     edits: list[StateEdit] = msgspec.field(default_factory=list)
     """Edits of the optimizer's state, to be made first."""
+    early: int | None = None
+    """The number of what was made of it by `MakeEarly`. None: nothing that counts."""
+
+
+class MakeEarly(Message):
+    """Make these bytes of the version that is likely to be ordered next. See `store.store.Store.make_early`."""
+
+    number: int
+    """A `Commit` that names it follows, or nothing of it counts."""
+    source: int
+    target: int
+    pushed: list[tuple[int, float]]
+    scalars: list[dict[str, Any]] | None
+    begin: int
+    end: int
+    look: bool
+    first: bool
+    """These are as in `Commit`."""
 
 
 class TakeNorms(Message):
@@ -262,6 +280,7 @@ class Quit(Message):
 
 ToStore = (
     Commit
+    | MakeEarly
     | TakeNorms
     | MakeSum
     | Record
@@ -303,6 +322,15 @@ class Making(Message):
     version: int
     begin: int
     end: int
+
+
+class MadeEarly(Message):
+    """These bytes of what that number names are made, unless they can't be made early."""
+
+    number: int
+    begin: int
+    end: int
+    made: bool
 
 
 class Summing(Message):
@@ -423,6 +451,7 @@ class StoreFailed(Message):
 FromStore = (
     StoreReady
     | Making
+    | MadeEarly
     | Summing
     | Summed
     | Norms

@@ -154,6 +154,8 @@ class Accumulated(Message):
     step: Count
     begin: Count
     end: Count
+    scalars: list[dict[str, Any]] | None = None
+    """With the flags, which come first: the optimizer's hyperparameters as they are by then."""
 
 
 class Withdrawn(Message):

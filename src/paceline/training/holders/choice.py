@@ -11,7 +11,7 @@ from paceline.training.holders.encoded_push import EncodedPush
 from paceline.training.holders.fragments import FragmentStep
 from paceline.training.holders.holder import Holder
 from paceline.training.holders.parameter_views import DeviceParameters, OwnMemory, OwnParameters, Windowed
-from paceline.training.holders.push import AreaPush, AveragedPush, NoPush, OverlappedPush, UpdatePush
+from paceline.training.holders.push import AreaPush, NoPush, OverlappedPush, UpdatePush
 from paceline.training.holders.replica import DeviceReplica, ReplicaHolder
 from paceline.training.holders.stored import OwnStep, WindowHolder
 from paceline.training.training_context import TrainingContext
@@ -32,7 +32,7 @@ def holder_of(begin: Begin | SwitchPart, context: TrainingContext, copier: Copie
     overlaps = begin.tells and OverlappedPush.pays(layout)
     if begin.state == "replicas":
         window = Windowed(places.region, layout.push_bytes, layout.moving, context.parameters)
-        push = NoPush() if begin.pushes == "nothing" else encoded or (AveragedPush if overlaps else AreaPush)(context)
+        push = NoPush() if begin.pushes == "nothing" else encoded or (OverlappedPush if overlaps else AreaPush)(context)
         return ReplicaHolder(context, push, window)
     if begin.local_steps:
         return _own_step(begin, context, encoded or AreaPush(context), OwnMemory(places, context.parameters))

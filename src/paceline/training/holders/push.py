@@ -18,6 +18,7 @@ from paceline.core.shards import leaves_early
 from paceline.ipc.memory import Mapping
 from paceline.ipc.messages.worker import Accumulated, Withdrawn
 from paceline.store.chunks import TELLS
+from paceline.store.store import scalars_of
 from paceline.training.holders.buckets import Filling, buckets_of
 from paceline.training.layout import Layout, PushArea
 from paceline.training.tensor_bits import same_bits
@@ -213,13 +214,19 @@ class AreaPush:
         return mapped.push
 
 
+LONGEST_REST = 64
+"""Steps: a script that clips its gradients now and then is tried again soon, and one that always does costs nothing."""
+
+
 class OverlappedPush(AreaPush):
-    """Announces gradients to the run while autograd makes others, so that other hosts have them early.
+    """Announces gradients to the run while autograd makes others, so that hosts can use them early.
 
     A script may change its gradients between backward and step: clip them, unscale them, or add those of another
     backward. So what was announced is compared with the script's gradients at the step, byte by byte. If anything
-    differs, all of it is withdrawn and pushed at the step. The next step would probably differ, too, so nothing is
-    announced any more.
+    differs, all of it is withdrawn and pushed at the step. Then nothing is announced for some steps, ever more of them.
+
+    Who adds gradients up needs to know which parameters have one, so those of the last step are told first. A gradient
+    is told once it consists of as many as in the last step: scripts may add up those of several backwards.
 
     The announced bytes stay in the area until the step, so the script keeps its gradients in memory of its own, which
     takes as much as the model.
@@ -228,10 +235,23 @@ class OverlappedPush(AreaPush):
     def __init__(self, context: TrainingContext) -> None:
         super().__init__(context)
         self._link = context.link
-        self._filling = Filling(buckets_of(context.places.layout, TELLS))
+        self._buckets = buckets_of(context.places.layout, TELLS)
+        self._filling = Filling(self._buckets)
         self._told: set[int] = set()
         """Parameters whose gradient of this step is in the area, and was announced or waits for its bucket."""
         self._tells = True
+        """Whether nothing was withdrawn in this step."""
+        self._says = False
+        """Whether something was announced in this step."""
+        self._backwards: dict[int, int] = {}
+        """By parameter: how many gradients autograd has made in this step."""
+        self._last: dict[int, int] = {}
+        """The same of the last step. Empty: there was none."""
+        self._flags: list[bool] = []
+        """Which parameters had a gradient in the last step."""
+        self._rests, self._next_rest = 0, 1
+        """Steps left in which nothing is announced; and the length of the next rest."""
+        self._remarked = False
 
     @staticmethod
     def pays(layout: Layout) -> bool:
@@ -240,79 +260,12 @@ class OverlappedPush(AreaPush):
 
     def take(self, number: int) -> None:
         """See `GradientPush`."""
-        if number in self._told:  # a further backward has added to it
-            self._tells = False
-        if not self._tells:
-            if number not in self._told:
-                super().take(number)
-            return
-        if self.put(number) is None:
-            return
-        self._told.add(number)
-        if (bucket := self._filling.came(number)) is not None:
-            self._link.say(Accumulated(self._link.step, bucket.begin, bucket.end))
-
-    def fill(self) -> None:
-        """See `GradientPush`. Announced gradients that have changed are written again."""
-        if self._told and not all(map(self._holds, self._told)):
-            self._tells = False
-            self._told.clear()
-            self._link.say(Withdrawn(self._link.step))
-            self._context.remark(CHANGED)
-        self.holding = self._told
-        super().fill()
-        self._begin_step()
-
-    def let_go(self) -> None:
-        """See `Push`."""
-        super().let_go()
-        self._begin_step()
-
-    def _begin_step(self) -> None:
-        self._told.clear()
-        self._filling.empty()
-
-    def _holds(self, number: int) -> bool:
-        """Whether the area has the script's gradient. A gradient that the script has discarded is not read there."""
-        gradient, view = self._parameters[number].grad, self._gradients[number]
-        return gradient is None or same_bits(gradient, view)
-
-
-LONGEST_REST = 64
-"""Steps: a script that clips its gradients now and then is tried again soon, and one that always does costs nothing."""
-
-
-class AveragedPush(OverlappedPush):
-    """The same where hosts average gradients while autograd makes others.
-
-    A sum needs to know which parameters have a gradient, so those of the last step are told first. A gradient is told
-    once it consists of as many as in the last step: scripts may add up those of several backwards. If a step has other
-    ones, or another gradient comes, all is withdrawn. Then nothing is announced for some steps, ever more of them.
-    """
-
-    def __init__(self, context: TrainingContext) -> None:
-        super().__init__(context)
-        self._buckets = buckets_of(context.places.layout, TELLS)
-        self._backwards: dict[int, int] = {}
-        """By parameter: how many gradients autograd has made in this step."""
-        self._last: dict[int, int] = {}
-        """The same of the last step. Empty: there was none."""
-        self._flags: list[bool] = []
-        """Which parameters had a gradient in the last step."""
-        self._says = False
-        """Whether something was announced in this step."""
-        self._rests, self._next_rest = 0, 1
-        """Steps left in which nothing is announced; and the length of the next rest."""
-        self._remarked = False
-
-    def take(self, number: int) -> None:
-        """See `GradientPush`."""
         made = self._backwards[number] = self._backwards.get(number, 0) + 1
         if number in self._told or (self._says and made > self._last.get(number, 0)):
             self._withdraw()
         if not self._tells or self._rests or not self._last:
             if number not in self._told:
-                AreaPush.take(self, number)
+                super().take(number)
         elif made == self._last.get(number) and self.put(number) is not None:
             self._told.add(number)
             if (bucket := self._filling.came(number)) is not None:
@@ -320,7 +273,7 @@ class AveragedPush(OverlappedPush):
                 self._link.say(Accumulated(self._link.step, bucket.begin, bucket.end))
 
     def fill(self) -> None:
-        """See `GradientPush`."""
+        """See `GradientPush`. Announced gradients that have changed are written again."""
         present = [parameter.grad is not None for parameter in self._parameters]
         if self._tells and not all(map(self._holds, self._told)):  # also of what waits for its bucket
             self._withdraw()
@@ -331,11 +284,16 @@ class AveragedPush(OverlappedPush):
             self._withdraw()
         withdrew = not self._tells
         self.holding = self._told if self._tells else ()
-        AreaPush.fill(self)
+        super().fill()
         self._plan_rest(withdrew=withdrew)
         if self._backwards and (self._backwards != self._last or present != self._flags):
             self._last, self._flags = self._backwards, present
             self._filling = Filling(self._buckets, self._awaited)
+        self._begin_step()
+
+    def let_go(self) -> None:
+        """See `Push`."""
+        super().let_go()
         self._begin_step()
 
     @property
@@ -351,7 +309,8 @@ class AveragedPush(OverlappedPush):
         self._says = True
         self._mark(self._flags)
         offset, step = self._layout.flags_offset, self._link.step
-        self._link.say(Accumulated(step, offset, offset + len(self._flags)))
+        scalars = scalars_of(self._context.optimizer)
+        self._link.say(Accumulated(step, offset, offset + len(self._flags), scalars))
         for bucket in self._buckets:
             if self._filling.awaits_none(bucket):
                 self._link.say(Accumulated(step, bucket.begin, bucket.end))
@@ -372,9 +331,15 @@ class AveragedPush(OverlappedPush):
             self._next_rest = 1
 
     def _begin_step(self) -> None:
-        super()._begin_step()
+        self._told.clear()
+        self._filling.empty()
         self._backwards = {}
         self._says, self._tells = False, True
+
+    def _holds(self, number: int) -> bool:
+        """Whether the area has the script's gradient. A gradient that the script has discarded is not read there."""
+        gradient, view = self._parameters[number].grad, self._gradients[number]
+        return gradient is None or same_bits(gradient, view)
 
 
 def _references(views: list[Tensor], number: int) -> int:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.store.chunks import user_class
-from paceline.store.store import Scalars, scalars_of, set_scalars
+from paceline.store.store import Scalars, with_scalars
 from paceline.training.training_context import TrainingContext
 
 
@@ -53,29 +52,6 @@ class Stepping:
             if self._clip is not None:
                 for parameter, gradient in zip(self._parameters, gradients, strict=True):
                     parameter.grad = gradient
-
-
-@contextmanager
-def with_scalars(optimizer: torch.optim.Optimizer, scalars: Scalars | None) -> Iterator[None]:
-    """Have the optimizer use these hyperparameters inside the block."""
-    if scalars is None:
-        yield
-        return
-    own = scalars_of(optimizer)
-    used = [
-        {key: value for key, value in theirs.items() if key in mine and mine[key] != value}
-        for mine, theirs in zip(own, scalars, strict=True)
-    ]
-    set_scalars(optimizer, used)
-    try:
-        yield
-    finally:  # what the step itself has changed, a count of steps say, stays
-        now = scalars_of(optimizer)
-        back = [
-            {key: mine[key] for key, value in theirs.items() if after.get(key) == value}
-            for mine, theirs, after in zip(own, used, now, strict=True)
-        ]
-        set_scalars(optimizer, back)
 
 
 def bare_step(kind: type[torch.optim.Optimizer], rate_scale: float = 1.0) -> Callable[[torch.optim.Optimizer], Any]:

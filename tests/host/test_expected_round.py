@@ -1,12 +1,11 @@
-"""Which averages of gradients are begun while their members compute, and which of these count."""
+"""Which rounds are begun while their members compute, and which of these count."""
 
 from __future__ import annotations
 
 import pytest
 
 from paceline.core.items import Update
-from paceline.core.orders import Reduce
-from paceline.host.orders.early_averages import EarlyAverages, Gradients
+from paceline.host.orders.expected_round import ExpectedRound, Gradients
 from paceline.host.overlap import Computing
 
 HALVES = {0: 0.5, 1: 0.5}
@@ -18,7 +17,7 @@ class Case:
     def __init__(self) -> None:
         self.begun: list[Gradients] = []
         self.dropped: list[int] = []
-        self.early: EarlyAverages[int] = EarlyAverages(self._begin, self.dropped.append)
+        self.early: ExpectedRound[int] = ExpectedRound(self._begin, self.dropped.append)
         self.step = -1
 
     def _begin(self, gradients: Gradients) -> int:
@@ -31,10 +30,7 @@ class Case:
             self.early.computes(worker, self.step)
 
     def order(self, weights: dict[int, float]) -> int | None:
-        contributions = tuple((worker, self.step, weight) for worker, weight in weights.items())
-        return self.early.begun_of(
-            Reduce(group=self.step, members=tuple(weights), what="gradients", contributions=contributions)
-        )
+        return self.early.begun_of((worker, self.step, weight) for worker, weight in weights.items())
 
     def round(self, weights: dict[int, float]) -> int | None:
         self.compute(*weights)
@@ -64,7 +60,7 @@ def test_what_two_rounds_had_is_begun_once_all_compute_and_is_what_is_ordered(ca
 
 
 @pytest.mark.parametrize("ordered", [{0: 0.25, 1: 0.75}, {0: 1.0}, {0: 0.5, 1: 0.25, 2: 0.25}], ids=str)
-def test_another_average_than_was_begun_is_made_anew(case: Case, ordered: dict[int, float]) -> None:
+def test_another_round_than_was_begun_is_made_anew(case: Case, ordered: dict[int, float]) -> None:
     assert case.order(ordered) is None
     assert case.dropped == [0]
 

@@ -1,15 +1,13 @@
-"""Which average of gradients is likely to be ordered next: hosts begin it while its members still compute.
+"""Which gradients are likely to go into the next average, or the next version: hosts begin with these early.
 
-Nothing is decided here. An average that was begun early is the one that is ordered, or it is dropped, and bytes of it
-are in nobody's replica: see `averages`.
+Nothing is decided here. What was begun early is of the round that is ordered, or it is dropped: see `averages` and
+`shards.early_versions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
-
-from paceline.core.orders import Reduce
 
 Begun = TypeVar("Begun")
 """What was begun."""
@@ -17,21 +15,21 @@ Gradients = Mapping[int, tuple[int, float]]
 """By member: the step whose gradient it gives, and what that weighs."""
 
 
-class EarlyAverages(Generic[Begun]):
-    """Expects that the members of an average give their next gradients to one with the same weights. Pure.
+class ExpectedRound(Generic[Begun]):
+    """Expects that the members of a round give their next gradients to one with the same weights. Pure.
 
     Weights differ in a round whose batches are smaller, say at an epoch's end. So those of a single round are expected
     no more than those before it: what is expected changes once two rounds have had the same.
     """
 
     def __init__(self, begin: Callable[[Gradients], Begun | None], drop: Callable[[Begun], object]) -> None:
-        """`begin` begins an average of these, unless that doesn't pay."""
+        """`begin` begins a round of these, unless that doesn't pay."""
         self._begin = begin
         self._drop = drop
         self._weights: dict[int, float] = {}
         """By expected member: what its gradient is likely to weigh. Empty: nobody knows."""
         self._last: dict[int, float] = {}
-        """The same of the last average that was ordered."""
+        """The same of the last round that was ordered."""
         self._steps: dict[int, int] = {}
         """By member that computes, or has computed: the step, of which nothing was withdrawn."""
         self._begun: tuple[Gradients, Begun] | None = None
@@ -64,10 +62,13 @@ class EarlyAverages(Generic[Begun]):
         if self._steps.get(worker) == step:
             self.leaves(worker)
 
-    def begun_of(self, order: Reduce) -> Begun | None:
-        """This average of gradients is ordered. Return what was begun of it, or drop that if it is another one."""
-        gradients = {worker: (step, weight) for worker, step, weight in order.contributions}
-        weights = {worker: weight for worker, _, weight in order.contributions}
+    def begun_of(self, contributions: Iterable[tuple[int, int, float]]) -> Begun | None:
+        """A round of these (member, step, weight) is ordered. Return what was begun of it.
+
+        What was begun of another one is dropped.
+        """
+        gradients = {worker: (step, weight) for worker, step, weight in contributions}
+        weights = {worker: weight for worker, (_, weight) in gradients.items()}
         found, self._begun = self._begun, None
         if found is not None and found[0] != gradients:
             self._drop(found[1])
@@ -85,7 +86,7 @@ class EarlyAverages(Generic[Begun]):
             self._drop(found[1])
 
     def forget(self) -> None:
-        """Other workers average from now on, or none."""
+        """Other workers make rounds from now on, or none."""
         self.drop()
         self._weights, self._last = {}, {}
         self._steps.clear()
