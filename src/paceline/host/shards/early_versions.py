@@ -205,12 +205,14 @@ class EarlyVersions:
 
     # --- what is ordered ------------------------------------------------------------------------------
 
-    def ordered(self, order: host_messages.MakeRange, pushed: Pushed, *, plain: bool) -> Begun | None:
+    def ordered(self, order: host_messages.MakeRange, pushed: Pushed) -> Begun | None:
         """That version is ordered. Return it if it was begun. What else was begun counts for nothing.
 
-        `plain`: whether it is made of single updates, and by itself.
+        What is made of sums, or with norms or edits, is never begun early.
         """
-        terms = [(one, weight) for one, weight in pushed if isinstance(one, Update)] if plain else []
+        terms = [(one, weight) for one, weight in pushed if isinstance(one, Update)]
+        if order.exchanges or order.edits or len(terms) < len(pushed):
+            terms = []
         begun = self._round.begun_of((update.worker, update.step, weight) for update, weight in terms)
         for update, _ in terms:
             self._came.pop(update, None)

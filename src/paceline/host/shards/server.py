@@ -210,8 +210,7 @@ class ShardServer:
 
     def make(self, order: host_messages.MakeRange, pushed: Pushed, summed: Sequence[Update] = ()) -> None:
         """See `ShardHost`."""
-        plain = not (summed or order.exchanges or order.edits)
-        begun = self.early.ordered(order, pushed, plain=plain)
+        begun = self.early.ordered(order, pushed)
         self.maker.make(order, pushed, summed, begun)
         if begun is not None:
             self.early.counts(begun)
