@@ -122,6 +122,18 @@ def test_a_piece_of_this_hosts_range_is_made_once_all_gradients_have_it_and_no_o
     assert case.early.comes_as(Version(3)) == name
 
 
+def test_no_piece_is_made_before_it_is_known_which_parameters_have_a_gradient() -> None:
+    case = Case()
+    case.begin()
+    case.order()
+    case.compute()
+    case.told.add(0, SIZE + 4)
+    case.early.came(Update(OTHER, case.step), 0, SIZE)
+    assert len(case.sent) == 1
+    case.early.came(Update(OTHER, case.step), *FLAGS)
+    assert len(case.sent) == 3
+
+
 def test_nothing_is_begun_before_the_version_before_is_made_or_hyperparameters_are_known() -> None:
     case = Case()
     for _ in range(2):
