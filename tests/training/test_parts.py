@@ -175,6 +175,27 @@ def test_whatever_was_made_early_a_commit_is_the_optimizer_s_step_bit_for_bit(na
         assert packed(store.whole(keeping).state, STATE) == packed(then, STATE), "as of its own version"
 
 
+def test_a_state_that_is_copied_while_pieces_are_made_early_is_that_of_its_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread copies it, at any moment."""
+    plain = model_of()
+    store = store_of(plain, optimizer := MAKERS["AdamW"](groups_of(plain)))
+    slot = train(store, plain, optimizer, range(3), 1)
+    keeping, then = store.begin_keeping(), packed(store.whole(store.begin_keeping()).state, STATE)
+    commit = Chunk.commit
+
+    def meanwhile(self: Chunk, *given: Any) -> None:
+        commit(self, *given)
+        keeping.take(self)
+
+    monkeypatch.setattr(Chunk, "commit", meanwhile)
+    push(store, 0, [torch.ones_like(parameter) for parameter in plain])
+    for piece in pairwise(cuts_of(store.layout, optimizer)):
+        assert store.make_early(0, slot, (slot + 1) % SLOTS, [(0, 1.0)], piece, look=True)
+    assert packed(store.whole(keeping).state, STATE) == then
+
+
 def test_of_what_is_no_number_the_first_is_found_whatever_was_made_early() -> None:
     found = []
     for early in (slice(0), slice(-1, None), slice(None)):

@@ -368,6 +368,8 @@ class Store:
         changed = None if scalars is None else self._changed(scalars)
         (lane,) = self._lanes_of([part for part in self.parts if _lies(self._bytes[id(part)], within)], 1)
         for part in lane.parts:
+            for keeping in self._keepings:  # a thread that copies the state would find that of the version begun here
+                keeping.take(part)
             decode(self.layout, self.memory, pushed, *self._bytes[id(part)])
             with with_scalars(part.optimizer, changed and [changed[group] for group in part.groups]):
                 state = part.commit_early(self.memory, start, stop, pushed, whole, lane, limit)
