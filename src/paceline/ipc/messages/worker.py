@@ -155,7 +155,7 @@ class Accumulated(Message):
     begin: Count
     end: Count
     scalars: list[dict[str, Any]] | None = None
-    """With the flags, which come first: the optimizer's hyperparameters as they are by then."""
+    """With the flags, which come first: the optimizer's hyperparameters as they are by then, if they can be used."""
 
 
 class Withdrawn(Message):

@@ -18,7 +18,7 @@ from paceline.core.shards import leaves_early
 from paceline.ipc.memory import Mapping
 from paceline.ipc.messages.worker import Accumulated, Withdrawn
 from paceline.store.chunks import TELLS
-from paceline.store.store import scalars_of
+from paceline.store.store import scalars_of, unfit_rate
 from paceline.training.holders.buckets import Filling, buckets_of
 from paceline.training.layout import Layout, PushArea
 from paceline.training.tensor_bits import same_bits
@@ -309,8 +309,9 @@ class OverlappedPush(AreaPush):
         self._says = True
         self._mark(self._flags)
         offset, step = self._layout.flags_offset, self._link.step
-        scalars = scalars_of(self._context.optimizer)
-        self._link.say(Accumulated(step, offset, offset + len(self._flags), scalars))
+        scalars = scalars_of(self._context.optimizer)  # what can't be used is refused at the step
+        usable = None if unfit_rate(scalars) else scalars
+        self._link.say(Accumulated(step, offset, offset + len(self._flags), usable))
         for bucket in self._buckets:
             if self._filling.awaits_none(bucket):
                 self._link.say(Accumulated(step, bucket.begin, bucket.end))
