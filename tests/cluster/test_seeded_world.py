@@ -48,7 +48,7 @@ from support.world.faults import (
     switching,
 )
 from support.world.histories import all_tried, tried
-from support.world.late import comes_late
+from support.world.late import comes_late, versions_come_late
 from support.world.world import run
 
 SEEDS, MANY, AT_ONCE = 80, 20_000, 100
@@ -144,6 +144,16 @@ def test_hosts_that_leave_in_good_order_undo_nothing(protocol: str) -> None:
     assert all(agent.drained for agent in world.agents.values())
     moved = [line for line in world.said if "its range of each version moves to host" in line]
     assert len(moved) == (3 if store else 0)
+
+
+def test_a_host_may_leave_while_what_it_has_made_of_a_version_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes its range from then on has that, too, by whichever name it was asked for."""
+    versions_come_late(monkeypatch, "node-2", 0.1)
+    for seed in range(20, 24):
+        history = replace(leaving(seed), protocol="bsp", each=1, hosts=3, servers=(), shards_on="all", max_steps=None)
+        script = replace(history.script, epochs=2, computes=0.05, starts=0.01, finishes=False)
+        leaves = (Drained(0.2 + 0.05 * seed, "node-2"),)
+        tried(replace(history, script=script, parts=100, commits=0.0, end=2.0, faults=leaves, lost=(), restart=0))
 
 
 @pytest.mark.parametrize("protocol", ["all-reduce", "ad-psgd"])

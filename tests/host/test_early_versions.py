@@ -14,6 +14,7 @@ from paceline.core.shards import Shard
 from paceline.core.state_edits import CLEARED
 from paceline.host import messages as host_messages
 from paceline.host.memory_plan import plan
+from paceline.host.shards import early_versions
 from paceline.host.shards.early_versions import EarlyVersions
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
@@ -42,7 +43,7 @@ class Case:
         maker = Mock(takes=lambda place: True)
         type(maker).idle = property(lambda maker: self.idle)
         owner = Mock(makes_early=True, offer=OFFERED, computes=lambda worker: own and worker == OWN)
-        owner.there = lambda update: self.told
+        owner.coverage = lambda update: self.told
         store: Any = Mock(send=self.sent.append)
         shard = Shard("here", SIZE // 2, SIZE)
         self.early = EarlyVersions(self.shelf, self.plan, store, maker, self.carrier, owner, lambda: shard)
@@ -255,6 +256,13 @@ def test_a_host_without_a_worker_makes_its_range_and_brings_no_other() -> None:
     assert len(case.sent) == 2
     case.carrier.expect.assert_not_called()
     assert case.early.comes_as(Version(3)) == Version(3)
+
+
+def test_no_two_versions_have_one_name() -> None:
+    found = set()
+    for value in (float("inf"), float("nan"), None, 0.0, 1):
+        found.add(early_versions._name(1, [(Update(0, 1), 1.0)], [{"x": value}], look=True))
+    assert len(found) == 5
 
 
 def test_what_was_never_asked_for_is_not_heard() -> None:

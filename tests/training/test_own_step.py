@@ -70,6 +70,15 @@ def test_a_rate_in_a_tensor_stays_that_tensor() -> None:
     assert rate.item() == 0.5
 
 
+@pytest.mark.parametrize("theirs", [0.1, float("nan")])
+def test_a_rate_that_a_tensor_rounds_or_that_is_no_number_does_not_stay_either(theirs: float) -> None:
+    rate = torch.tensor(0.01)
+    before = rate.item()
+    with with_scalars(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate), [{"lr": theirs}]):
+        assert rate.item() != before
+    assert rate.item() == before
+
+
 def test_what_the_step_itself_changes_stays() -> None:
     optimizer = Counting([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
     optimizer.param_groups[0]["steps"] = 3

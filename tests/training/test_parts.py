@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.ipc.messages.store import MadeEarly, MakeEarly
 from paceline.store import chunks as parts_module
+from paceline.store import process
 from paceline.store import store as store_module
 from paceline.store.chunks import ELEMENTWISE, STATE, WHOLE, Chunk, NotFinite, State, cuts_of
 from paceline.store.delayed_nesterov import DelayedNesterov
@@ -194,6 +196,28 @@ def test_a_state_that_is_copied_while_pieces_are_made_early_is_that_of_its_versi
     for piece in pairwise(cuts_of(store.layout, optimizer)):
         assert store.make_early(0, slot, (slot + 1) % SLOTS, [(0, 1.0)], piece, look=True)
     assert packed(store.whole(keeping).state, STATE) == then
+
+
+@pytest.mark.parametrize("scalars", [{"lr": None}, {"betas": [0.9]}, {"eps": "small"}, {"another": 1.0}])
+def test_what_can_t_be_made_early_with_hyperparameters_is_left_to_a_commit_and_leaves_nothing(
+    scalars: dict[str, Any],
+) -> None:
+    """The step may never have them: its script may correct them by then."""
+    plain = model_of()
+    store = store_of(plain, optimizer := MAKERS["AdamW"](groups_of(plain)))
+    slot = train(store, plain, optimizer, range(3), 1)
+    gradients: list[Tensor | None] = [torch.ones_like(parameter) for parameter in plain]
+    push(store, 0, gradients)
+    for parameter, gradient in zip(plain, gradients, strict=True):
+        parameter.grad = gradient
+    told = [{**group, **scalars} for group in scalars_of(optimizer)]
+    size = store.layout.flags_offset
+    order = MakeEarly(0, slot, (slot + 1) % SLOTS, [(0, 1.0)], told, 0, size, True, False)
+    assert process._make_early(store, order) == MadeEarly(0, 0, size, False)
+    store.commit(slot, (slot + 1) % SLOTS, [(0, 1.0)], early=0)
+    optimizer.step()
+    same = zip(store.places.slot((slot + 1) % SLOTS), plain, strict=True)
+    assert all(torch.equal(view, parameter) for view, parameter in same)
 
 
 def test_of_what_is_no_number_the_first_is_found_whatever_was_made_early() -> None:

@@ -511,6 +511,8 @@ class Host:
         self.versions.freed(item)
         if self._authority is not None and isinstance(item, Version):
             self._authority.version_freed(item.version)
+        elif isinstance(item, EarlyVersion):
+            self._place_is_free()
         elif self.ranges is not None:
             self.ranges.maker.go_on()
 
@@ -539,10 +541,14 @@ class Host:
 
     @property
     def makes_early(self) -> bool:
-        """See `EarlyOwner`. Rounds that wait for all are of the same workers. What is encoded comes as a whole."""
+        """See `EarlyOwner`. Rounds that wait for all are of the same workers. What is encoded comes as a whole.
+
+        Where a switch makes replicas, one may come to a place before the store has done all that it was told to.
+        """
         part, offer = self.part, self.memory.offer
         in_rounds = part.spec.brings_early and part.spec.optimizer == "store" and part.rounds
-        return in_rounds and bool(self.versions.shards) and not offer.encoded_cuts and leaves_early(offer.cuts[-1])
+        several = bool(self.versions.shards) and not self.choice.has_replicas
+        return in_rounds and several and not offer.encoded_cuts and leaves_early(offer.cuts[-1])
 
     @property
     def offer(self) -> messages.worker.Offered:
@@ -553,7 +559,7 @@ class Host:
         """See `EarlyOwner`."""
         return worker in self.own
 
-    def there(self, update: Update) -> ByteRanges:
+    def coverage(self, update: Update) -> ByteRanges:
         """See `EarlyOwner`."""
         return self.computing.there(update)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from paceline.core.facts import Fact, WorkerResumed
-from paceline.core.items import Version
+from paceline.core.items import EarlyVersion, Version
 from paceline.core.orders import ApplyUpdate, DropUpdate, Order, Release, StartPull, StartPush
 from paceline.core.phrases import workers_named
 from paceline.core.shards import Shard
@@ -462,9 +462,9 @@ class OtherHosts:
         for other in self._others.values():
             if other.name != left and other.begun:  # else none of its workers trains, and it knows nobody
                 other.tell(host_messages.Shards(tuple(shards), left))
+        self._carries.again(lambda item: isinstance(item, Version | EarlyVersion))  # first: a fact may order a version
         for fact in self._cluster.arrivals.taken(self._now()):
             self._report(fact)
-        self._carries.again(lambda item: isinstance(item, Version))
 
     def amiss(self, host: str, why: str) -> None:
         """The host does not give what it has: it is to be ended."""

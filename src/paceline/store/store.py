@@ -366,6 +366,9 @@ class Store:
         whole = all(all(one.present) for one in pushed)
         start, stop, made = self.places.slot_start(source), self.places.slot_start(target), True
         changed = None if scalars is None else self._changed(scalars)
+        known = scalars_of(self._optimizer)
+        if changed is not None and any(new.keys() - had.keys() for new, had in zip(changed, known, strict=True)):
+            return False  # it could not be undone
         (lane,) = self._lanes_of([part for part in self.parts if _lies(self._bytes[id(part)], within)], 1)
         for part in lane.parts:
             for keeping in self._keepings:  # a thread that copies the state would find that of the version begun here
@@ -921,12 +924,18 @@ def with_scalars(optimizer: torch.optim.Optimizer, scalars: Scalars | None) -> I
         for mine, theirs in zip(own, scalars, strict=True)
     ]
     set_scalars(optimizer, used)
+    before = scalars_of(optimizer)  # a tensor rounds what it is given
     try:
         yield
     finally:  # what the step itself has changed, a count of steps say, stays
         now = scalars_of(optimizer)
         back = [
-            {key: mine[key] for key, value in theirs.items() if after.get(key) == value}
-            for mine, theirs, after in zip(own, used, now, strict=True)
+            {key: mine[key] for key in theirs if _alike(after.get(key), then[key])}
+            for mine, theirs, then, after in zip(own, used, before, now, strict=True)
         ]
         set_scalars(optimizer, back)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether both are the same, or both are NaN."""
+    return bool(one == other or (one != one and other != other))

@@ -1,16 +1,20 @@
-"""Bytes that are still written after their want is dropped, as a process that moves them is told of that late."""
+"""Bytes that come late: after their want is dropped, as a process that moves them is told of that late, or at all."""
 
 from __future__ import annotations
 
 import pytest
 
+from paceline.core.items import EarlyVersion, Version
 from paceline.ipc.loop import Loop
 from paceline.ipc.memory import Span
 from paceline.transfer.data_connection import PeerExchange
 from paceline.transfer.data_plane import DataPlane, Hear
 from paceline.transfer.emulated_link import EmulatedLink
-from paceline.transfer.messages import Command, DropWant, Settled, Want
+from paceline.transfer.manager import TransferManager
+from paceline.transfer.messages import Brought, Command, DropWant, Event, Settled, Want
 from paceline.transfer.movers import InLoop
+from support.world.clock import VirtualLoop
+from support.world.faults import HEAD
 
 LATE = 0.2
 """Seconds after which it has stopped to write."""
@@ -54,6 +58,22 @@ class _Late(DataPlane):
 def _write(spans: list[Span]) -> None:
     for span in spans:
         span.memory[:] = WRITTEN * span.nbytes
+
+
+def versions_come_late(monkeypatch: pytest.MonkeyPatch, host: str, seconds: float) -> None:
+    """Have what that host has made of versions come to the head so much later."""
+    hear = TransferManager._hear
+
+    def heard(self: TransferManager, event: Event) -> None:
+        of_host = self._host == HEAD and isinstance(event, Brought) and event.peer.host == host
+        want = self._wants.get(event.number) if of_host and isinstance(event, Brought) else None
+        if want is not None and isinstance(want.item, EarlyVersion | Version):
+            loop: VirtualLoop = self._now.__self__  # type: ignore[attr-defined]
+            loop.after(seconds, lambda: hear(self, event))
+        else:
+            hear(self, event)
+
+    monkeypatch.setattr(TransferManager, "_hear", heard)
 
 
 def comes_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ NEEDED = 8
 def made_early(number: int) -> Owner:
     """Who claims a version that was begun early, until it is known whether it counts.
 
-    What is in its place after that is written by the store, too, or once the store has done all that it was told to.
+    The store may still write there after that. What is there then is a version, which it writes later.
     """
     return "made early", number
 
@@ -54,7 +54,7 @@ def _brought_early(item: EarlyVersion) -> Owner:
 
 
 @dataclass(slots=True, eq=False)
-class Begun:
+class BegunVersion:
     """A version that was begun early."""
 
     version: int
@@ -86,7 +86,7 @@ class EarlyOwner(Protocol):
     def computes(self, worker: int) -> bool:
         """Whether that is a worker of this host."""
 
-    def there(self, update: Update) -> ByteRanges:
+    def coverage(self, update: Update) -> ByteRanges:
         """What there is of an update that a worker here computes."""
 
 
@@ -125,7 +125,7 @@ class EarlyVersions:
         self._round = ExpectedRound(self._begin, self._drop)
         self._number = -1
         """The number of what was begun last."""
-        self._counted: Begun | None = None
+        self._counted: BegunVersion | None = None
         """What was ordered last of that."""
         self._came: dict[Update, ByteRanges] = {}
         """What there is of updates that other hosts' workers compute."""
@@ -205,7 +205,7 @@ class EarlyVersions:
 
     # --- what is ordered ------------------------------------------------------------------------------
 
-    def ordered(self, order: host_messages.MakeRange, pushed: Pushed) -> Begun | None:
+    def ordered(self, order: host_messages.MakeRange, pushed: Pushed) -> BegunVersion | None:
         """That version is ordered. Return it if it was begun. What else was begun counts for nothing.
 
         What is made of sums, or with norms or edits, is never begun early.
@@ -237,7 +237,7 @@ class EarlyVersions:
         self._shelf.pass_on(name, Version(order.version))  # other hosts may have asked for it by that name
         return None
 
-    def counts(self, begun: Begun) -> None:
+    def counts(self, begun: BegunVersion) -> None:
         """The version that was ordered is the one that was begun, and the rest of it is about to be made."""
         if (item := self._comes_as.get(begun.version)) is not None:
             self._carries.fetch(item, _brought_early(item), lambda: None, lambda why: None)
@@ -286,7 +286,7 @@ class EarlyVersions:
         assert self._carrier is not None  # else no version is begun early
         return self._carrier
 
-    def _begin(self, gradients: Gradients) -> Begun | None:
+    def _begin(self, gradients: Gradients) -> BegunVersion | None:
         """All compute. Begin the version of these."""
         if self._rests:
             self._rests -= 1
@@ -294,9 +294,9 @@ class EarlyVersions:
         terms = [(Update(worker, step), weight) for worker, (step, weight) in gradients.items()]
         own = [(begin, end) for _, begin, end in pieces(self._owner.offer.cuts, [self._shard()])]
         self._number += 1
-        return Begun(self._ordered + 1, self._number, terms, own)
+        return BegunVersion(self._ordered + 1, self._number, terms, own)
 
-    def _is_laid(self, begun: Begun) -> bool:
+    def _is_laid(self, begun: BegunVersion) -> bool:
         """Whether there is a place for it. Others' ranges come there from then on."""
         if begun.place is None and self._is_named(begun):
             assert begun.item is not None
@@ -305,7 +305,7 @@ class EarlyVersions:
                 self._carries.expect(begun.item, _brought_early(begun.item))
         return begun.place is not None
 
-    def _is_named(self, begun: Begun) -> bool:
+    def _is_named(self, begun: BegunVersion) -> bool:
         """Whether it is known what it is made of. Hyperparameters are likely to be those of a worker of this host.
 
         A host without one expects that they have not changed.
@@ -318,27 +318,27 @@ class EarlyVersions:
         begun.item = _name(begun.version, begun.terms, begun.scalars, look=self._look)
         return True
 
-    def _own(self, begun: Begun) -> list[Update]:
+    def _own(self, begun: BegunVersion) -> list[Update]:
         """Those of its terms that workers of this host compute."""
         return [update for update, _ in begun.terms if self._owner.computes(update.worker)]
 
-    def _needs_others(self, begun: Begun) -> bool:
+    def _needs_others(self, begun: BegunVersion) -> bool:
         """Whether a worker here is going to compute on all of it."""
         return bool(self._own(begun))
 
-    def _is_there(self, begun: Begun, piece: tuple[int, int]) -> bool:
+    def _is_there(self, begun: BegunVersion, piece: tuple[int, int]) -> bool:
         """Whether all gradients have that piece, and it is known which parameters have one."""
         offer = self._owner.offer
         flags = offer.cuts[-1], offer.cuts[-1] + offer.flags_bytes
         for update, _ in begun.terms:
             there = self._came.get(update)
             if self._owner.computes(update.worker):
-                there = self._owner.there(update)
+                there = self._owner.coverage(update)
             if there is None or not (there.has(*piece) and there.has(*flags) and self._shelf.has(update)):
                 return False
         return True
 
-    def _drop(self, begun: Begun) -> None:
+    def _drop(self, begun: BegunVersion) -> None:
         """It is not going to be ordered, or has changed."""
         if begun.place is not None and begun.item is not None:
             self._carries.cancel(_brought_early(begun.item))
@@ -349,4 +349,4 @@ class EarlyVersions:
 def _name(version: int, terms: Sequence[tuple[Update, float]], scalars: Scalars | None, *, look: bool) -> EarlyVersion:
     """Return the name of the version that is made of these, with hyperparameters that have changed so."""
     of = [[update.worker, update.step, weight] for update, weight in terms]
-    return EarlyVersion(version, blake2b(msgspec.json.encode([of, scalars, look]), digest_size=16).hexdigest())
+    return EarlyVersion(version, blake2b(msgspec.msgpack.encode([of, scalars, look]), digest_size=16).hexdigest())

@@ -14,7 +14,7 @@ from paceline.host.awaited import Awaited
 from paceline.host.claims import Owner
 from paceline.host.memory_plan import MemoryPlan
 from paceline.host.orders.pushes import Pushed
-from paceline.host.shards.early_versions import Begun
+from paceline.host.shards.early_versions import BegunVersion
 from paceline.host.store_process import StoreProcess
 from paceline.host.version_shelf import Shelf
 from paceline.ipc import messages
@@ -41,7 +41,7 @@ class RangeOrder:
     pushed: Pushed
     """The order's terms, as items."""
     summed: Sequence[Update]
-    begun: Begun | None
+    begun: BegunVersion | None
     """What was made of it before it was ordered."""
 
 
@@ -102,7 +102,7 @@ class RangeMaker:
         order: host_messages.MakeRange,
         pushed: Pushed,
         summed: Sequence[Update] = (),
-        begun: Begun | None = None,
+        begun: BegunVersion | None = None,
     ) -> None:
         """Make the range of that version, the next one. `pushed`: the order's terms, as items.
 
