@@ -57,11 +57,11 @@ def files(folder: Path) -> set[str]:
     return {str(path) for path in found if not any(part in NOT_OURS or part[0] == "." for part in path.parts)}
 
 
-def test_the_wheel_has_the_package_s_files_and_no_others_and_takes_at_most_1250_kb(wheel: Path) -> None:
+def test_the_wheel_has_the_package_s_files_and_no_others_and_takes_at_most_1260_kb(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.startswith(f"paceline-{__version__}.dist-info/")}
     assert names == {f"paceline/{name}" for name in files(ROOT / "src" / "paceline")}
-    assert wheel.stat().st_size <= 1_250_000
+    assert wheel.stat().st_size <= 1_260_000
 
 
 def test_the_sdist_has_what_the_makefile_s_targets_need(sources: Path) -> None:
