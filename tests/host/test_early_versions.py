@@ -42,7 +42,7 @@ class Case:
         self.idle = True
         maker = Mock(takes=lambda place: True)
         type(maker).idle = property(lambda maker: self.idle)
-        owner = Mock(makes_early=True, offer=OFFERED, computes=lambda worker: own and worker == OWN)
+        owner = Mock(makes_early=True, offer=OFFERED, own={OWN} if own else set())
         owner.coverage = lambda update: self.told
         store: Any = Mock(send=self.sent.append)
         shard = Shard("here", SIZE // 2, SIZE)

@@ -555,10 +555,6 @@ class Host:
         """See `EarlyOwner`."""
         return self.memory.offer
 
-    def computes(self, worker: int) -> bool:
-        """See `EarlyOwner`."""
-        return worker in self.own
-
     def coverage(self, update: Update) -> ByteRanges:
         """See `EarlyOwner`."""
         return self.computing.there(update)

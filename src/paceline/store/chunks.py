@@ -12,7 +12,8 @@ import inspect
 import math
 import mmap
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -182,31 +183,21 @@ class Chunk:
                 if parameter.data_ptr() != view.data_ptr():
                     view.copy_(parameter)
 
-    def commit_early(
-        self,
-        memory: memoryview,
-        source: int,
-        target: int,
-        pushed: Sequence[GradientReader],
-        whole: bool,
-        lane: CommitLane,
-        limit: Limit | None = None,
-    ) -> defaultdict[Tensor, Any] | None:
-        """Make the chunk as `commit` does, but for the optimizer's state. Return what that becomes: see `take_early`.
+    def can_step_aside(self, pushed: Sequence[GradientReader], whole: bool) -> bool:
+        """Whether `aside` undoes all that `commit` would do. A user's own optimizer may keep more than its state."""
+        return self._known and (whole or not self.merged or self._all_present(pushed))
 
-        None: this chunk can't be made so, and nothing was done. A user's own optimizer may keep more than its state.
-        """
-        if not self._known or (not whole and self.merged and not self._all_present(pushed)):
-            return None
+    @contextmanager
+    def aside(self) -> Iterator[defaultdict[Tensor, Any]]:
+        """Have the optimizer step a copy of its state inside the block. See `take_early` for that."""
         before, copied = self.optimizer.state, defaultdict[Tensor, Any](dict)
         for parameter, state in before.items():
             copied[parameter] = {key: own(value) for key, value in state.items()}
         self.optimizer.state = copied
         try:
-            self.commit(memory, source, target, pushed, whole, lane, limit)
+            yield copied
         finally:
             self.optimizer.state = before
-        return copied
 
     def take_early(self, state: defaultdict[Tensor, Any]) -> None:
         """The chunk that was made early counts: this is the optimizer's state from now on."""

@@ -366,19 +366,21 @@ class Store:
         whole = all(all(one.present) for one in pushed)
         start, stop, made = self.places.slot_start(source), self.places.slot_start(target), True
         changed = None if scalars is None else self._changed(scalars)
-        known = scalars_of(self._optimizer)
-        if changed is not None and any(new.keys() - had.keys() for new, had in zip(changed, known, strict=True)):
-            return False  # it could not be undone
+        if changed is not None:
+            known = scalars_of(self._optimizer)
+            if any(new.keys() - had.keys() for new, had in zip(changed, known, strict=True)):
+                return False  # it could not be undone
         (lane,) = self._lanes_of([part for part in self.parts if _lies(self._bytes[id(part)], within)], 1)
         for part in lane.parts:
+            if not part.can_step_aside(pushed, whole):
+                made = False
+                continue
             for keeping in self._keepings:  # a thread that copies the state would find that of the version begun here
                 keeping.take(part)
             decode(self.layout, self.memory, pushed, *self._bytes[id(part)])
-            with with_scalars(part.optimizer, changed and [changed[group] for group in part.groups]):
-                state = part.commit_early(self.memory, start, stop, pushed, whole, lane, limit)
-            if state is None:
-                made = False
-                continue
+            mine = changed and [changed[group] for group in part.groups]
+            with with_scalars(part.optimizer, mine), part.aside() as state:
+                part.commit(self.memory, start, stop, pushed, whole, lane, limit)
             found = part.find_not_finite(self.memory, pushed, self.names) if look else None
             self._early[1][id(part)] = _EarlyChunk(state, found, part.checksum(self.memory, stop))
         return made

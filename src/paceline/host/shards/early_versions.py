@@ -9,7 +9,7 @@ and count if what is ordered has that digest. Else nothing has happened, but for
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from paceline.core.items import EarlyVersion, Update, Version
+from paceline.core.rests import Rests
 from paceline.core.shards import Shard, pieces
 from paceline.host import messages as host_messages
 from paceline.host.claims import Owner
@@ -30,12 +31,10 @@ from paceline.ipc import messages
 from paceline.transfer.byte_ranges import ByteRanges
 
 if TYPE_CHECKING:  # what moves bytes between hosts is imported where it is used
+    from paceline.host.shards.range_maker import RangeMaker
     from paceline.transfer.fetch_table import Where
     from paceline.transfer.manager import TransferManager
 
-LONGEST_REST = 64
-"""Versions: a script that changes its learning rate now and then is tried again soon, and one that does so in each
-step costs nothing."""
 NEEDED = 8
 """The last versions whose names are known. In rounds that wait for all nobody needs one before the last two."""
 
@@ -75,6 +74,9 @@ class BegunVersion:
 class EarlyOwner(Protocol):
     """The host that versions are begun on."""
 
+    own: Container[int]
+    """Its workers, whose updates are here."""
+
     @property
     def makes_early(self) -> bool:
         """Whether versions may be begun early: the protocol and the model are such."""
@@ -83,22 +85,8 @@ class EarlyOwner(Protocol):
     def offer(self) -> messages.worker.Offered:
         """The model."""
 
-    def computes(self, worker: int) -> bool:
-        """Whether that is a worker of this host."""
-
     def coverage(self, update: Update) -> ByteRanges:
         """What there is of an update that a worker here computes."""
-
-
-class Maker(Protocol):
-    """What makes this host's range of the versions that are ordered. See `RangeMaker`."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether all that was ordered is made."""
-
-    def takes(self, place: int) -> bool:
-        """A version is about to be written in that place. Return whether that is for the first time."""
 
 
 class EarlyVersions:
@@ -109,7 +97,7 @@ class EarlyVersions:
         shelf: Shelf,
         plan: MemoryPlan,
         store: StoreProcess,
-        maker: Maker,
+        maker: RangeMaker,
         carrier: TransferManager | None,
         owner: EarlyOwner,
         shard: Callable[[], Shard],
@@ -142,8 +130,8 @@ class EarlyVersions:
         the same before. The run may scale them."""
         self._look = False
         """Whether NaN and infinity were looked for in that."""
-        self._rests, self._next_rest = 0, 1
-        """Versions left of which nothing is begun; and the length of the next rest."""
+        self._rests = Rests()
+        """Of beginning versions, as others are ordered of the same gradients."""
 
     # --- what is computed -----------------------------------------------------------------------------
 
@@ -151,7 +139,7 @@ class EarlyVersions:
         """A worker computes that update. What there is of it comes here, if it is another host's."""
         if not self._owner.makes_early:
             return
-        if not self._owner.computes(update.worker):
+        if update.worker not in self._owner.own:
             self._came[update] = ByteRanges()
         self._round.computes(update.worker, update.step)
         self.go_on()
@@ -225,14 +213,14 @@ class EarlyVersions:
         self._names[order.version] = name
         if begun is not None and begun.item == name and begun.place is not None:
             self._shelf.rename(name, Version(order.version))
-            self._next_rest = 1
+            self._rests.end()
             if self._needs_others(begun):
                 self._comes_as[order.version] = name
             self._counted = begun
             return begun
         if begun is not None:
             if begun.item not in (None, name):
-                self._rests, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+                self._rests.begin()
             self._drop(begun)
         self._shelf.pass_on(name, Version(order.version))  # other hosts may have asked for it by that name
         return None
@@ -289,7 +277,7 @@ class EarlyVersions:
     def _begin(self, gradients: Gradients) -> BegunVersion | None:
         """All compute. Begin the version of these."""
         if self._rests:
-            self._rests -= 1
+            self._rests.pass_step()
             return None
         terms = [(Update(worker, step), weight) for worker, (step, weight) in gradients.items()]
         own = [(begin, end) for _, begin, end in pieces(self._owner.offer.cuts, [self._shard()])]
@@ -320,7 +308,7 @@ class EarlyVersions:
 
     def _own(self, begun: BegunVersion) -> list[Update]:
         """Those of its terms that workers of this host compute."""
-        return [update for update, _ in begun.terms if self._owner.computes(update.worker)]
+        return [update for update, _ in begun.terms if update.worker in self._owner.own]
 
     def _needs_others(self, begun: BegunVersion) -> bool:
         """Whether a worker here is going to compute on all of it."""
@@ -332,7 +320,7 @@ class EarlyVersions:
         flags = offer.cuts[-1], offer.cuts[-1] + offer.flags_bytes
         for update, _ in begun.terms:
             there = self._came.get(update)
-            if self._owner.computes(update.worker):
+            if update.worker in self._owner.own:
                 there = self._owner.coverage(update)
             if there is None or not (there.has(*piece) and there.has(*flags) and self._shelf.has(update)):
                 return False

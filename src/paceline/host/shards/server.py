@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,9 +56,6 @@ class ShardHost(Protocol):
 
 class RangeOwner(EarlyOwner, Protocol):
     """The host that a range is made on: what it has for that, and what hears of it."""
-
-    own: Container[int]
-    """Its workers, whose updates are here."""
 
     @property
     def keeps_buffers(self) -> bool:

@@ -8,6 +8,7 @@ from itertools import compress
 import torch
 from torch import Tensor
 
+from paceline.core.rests import Rests
 from paceline.training.device.copier import Arena, Copier
 from paceline.training.holders.buckets import Bucket, Filling
 from paceline.training.layout import PushArea
@@ -16,8 +17,6 @@ from paceline.training.training_context import TrainingContext
 
 COMPARED = 64 << 20
 """Bytes of gradients that are compared at once: their differences take as much memory on the device."""
-LONGEST_REST = 64
-"""Steps: a script that clips its gradients now and then is tried again soon, and one that always does costs nothing."""
 CHANGED = "changes gradients between backward() and step(), so they leave its device only once a step is computed"
 
 
@@ -96,8 +95,8 @@ class DeviceGradients(DevicePush):
         """By parameter: how many gradients autograd has made in this step."""
         self._last = 1
         """The backward of a step whose gradients leave early: the last one, by the step before."""
-        self._rests, self._next_rest = 0, 1
-        """Steps left in which no gradient leaves early, as the script changes them; and the length of the next rest."""
+        self._rests = Rests()
+        """Of gradients that leave early, as the script changes them."""
         self._remarked = False
 
     def take(self, number: int) -> None:
@@ -161,14 +160,14 @@ class DeviceGradients(DevicePush):
     def _plan_rest(self, by_script: bool) -> None:
         """Decide for how many steps no gradient leaves early. `by_script`: whether the script has changed any."""
         if by_script:
-            self._rests, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+            self._rests.begin()
             if not self._remarked:
                 self._remarked = True
                 self._context.remark(CHANGED)
         elif self._rests:
-            self._rests -= 1
+            self._rests.pass_step()
         elif self._copied:
-            self._next_rest = 1
+            self._rests.end()
 
     def _changed(self, gradients: Sequence[Tensor | None]) -> Iterator[int]:
         """Yield the numbers of gradients that differ from their copies. Zero equals -0, as for optimizers."""

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.rests import Rests
 from paceline.core.shards import leaves_early
 from paceline.ipc.memory import Mapping
 from paceline.ipc.messages.worker import Accumulated, Withdrawn
@@ -214,10 +215,6 @@ class AreaPush:
         return mapped.push
 
 
-LONGEST_REST = 64
-"""Steps: a script that clips its gradients now and then is tried again soon, and one that always does costs nothing."""
-
-
 class OverlappedPush(AreaPush):
     """Announces gradients to the run while autograd makes others, so that hosts can use them early.
 
@@ -249,8 +246,8 @@ class OverlappedPush(AreaPush):
         """The same of the last step. Empty: there was none."""
         self._flags: list[bool] = []
         """Which parameters had a gradient in the last step."""
-        self._rests, self._next_rest = 0, 1
-        """Steps left in which nothing is announced; and the length of the next rest."""
+        self._rests = Rests()
+        """Of announcing gradients, as the script changes them."""
         self._remarked = False
 
     @staticmethod
@@ -325,11 +322,11 @@ class OverlappedPush(AreaPush):
     def _plan_rest(self, *, withdrew: bool) -> None:
         """Decide for how many steps nothing is announced."""
         if withdrew:
-            self._rests, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+            self._rests.begin()
         elif self._rests:
-            self._rests -= 1
+            self._rests.pass_step()
         elif self._says:
-            self._next_rest = 1
+            self._rests.end()
 
     def _begin_step(self) -> None:
         self._told.clear()
