@@ -54,6 +54,15 @@ def test_the_store_gets_the_states_of_the_workers_that_live_to_give_them_and_rel
     assert told(two, 0) == ["GiveState", "SwitchPart", "Compute"]
 
 
+def test_a_state_that_all_workers_have_is_asked_of_none_that_has_died() -> None:
+    three = company(3, "sync-switch:first=all-reduce,then=asp")
+    three.host.switch(1, [0, 1, 2], SwitchVersion(1, [0, 1, 2], "1.safetensors", "mean", messages.store.UNTOLD))
+    assert [told(three, worker) for worker in range(3)] == [["GiveState"], [], []]
+    three.leave(1)
+    three.leave(0)
+    assert told(three, 2) == ["GiveState"]
+
+
 def test_workers_get_the_store_s_state_before_they_go_on_and_an_outer_optimizer_takes_its_place() -> None:
     two = switching(TO_WORKERS)
     assert of_store(two) == [messages.store.SendState(None)]

@@ -110,9 +110,9 @@ class Switches:
 
     def gone(self, worker: int) -> None:
         """The worker's process has ended."""
+        self._instead = [one for one in self._instead if one != worker]
         if self._awaited.get(worker, 0) is None:
             del self._awaited[worker]
-            self._instead = [one for one in self._instead if one != worker]
             if not self._awaited:
                 self._ask(self._instead[:1])
             self._go_on()
