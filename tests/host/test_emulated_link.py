@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.core.items import Blob, Item, Update, Version
+from paceline.core.items import Blob, EarlyVersion, Item, Mean, Partial, Replica, Sum, Update, Version
 from paceline.ipc.endpoint import LENGTH
 from paceline.ipc.memory import Span
 from paceline.scenario.scenario import HostTable, Network, Scenario
@@ -129,6 +129,19 @@ def test_a_model_takes_both_latencies_and_its_bytes_over_the_narrower_link(
     b.asks(1, Update(0, 1))
     clock.until(1.0)
     assert b.ended() == pytest.approx(0.06 + M / B)
+
+
+@pytest.mark.parametrize(
+    "item", [Version(3), EarlyVersion(3, "terms"), Update(0, 1), Sum(2), Replica(1, 4), Mean(5), Partial(5, "b")]
+)
+def test_whatever_is_as_large_as_a_model_takes_a_model_s_time_each_way(item: Item) -> None:
+    clock, _, (b,) = others(tables(B, B), "b")
+    b.asks(1, item)
+    b.is_asked(2, item)
+    b.brings(2, M)
+    clock.until(1.0)
+    assert b.ended() == pytest.approx(M / B)
+    assert b.told[2][-1][0] == pytest.approx(M / B)
 
 
 def test_what_a_slow_host_can_t_take_goes_to_the_others() -> None:

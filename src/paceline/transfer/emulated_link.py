@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from paceline.core.items import Mean, Partial, Replica, Sum, Update, Version
+from paceline.core.items import EarlyVersion, Mean, Partial, Replica, Sum, Update, Version
 from paceline.ipc.loop import Alarm, Loop
 from paceline.ipc.memory import Span
 from paceline.net.numbered import Frame
@@ -22,7 +22,7 @@ from paceline.transfer.data_connection import PART, BulkNews, Fetch, PeerExchang
 from paceline.transfer.item_names import item_of
 from paceline.transfer.messages import Named, Peer
 
-MODELS = Version, Update, Sum, Mean, Partial, Replica
+MODELS = Version, EarlyVersion, Update, Sum, Mean, Partial, Replica
 """What has the bytes of a model, or of a part of one."""
 TICK = 0.002
 """Seconds of one part on the narrower link."""
