@@ -151,6 +151,8 @@ UNFIT = [
     ("model.requires_grad_(False)", "the model has no trainable parameters; at least one must have requires_grad=True"),
     ("optimizer.inner = SGD(model.parameters())", "of class SGD, wraps another one, and Paceline can't tell which of"),
     ("optimizer.mine = list(model.parameters())", 'keeps parameters in its attribute "mine"; Paceline steps others in'),
+    ("optimizer.mine = {id(model.weight)}", 'keeps parameters in its attribute "mine"; Paceline steps others in the'),
+    ("optimizer.mine = {model.weight: 0.1}", 'keeps parameters in its attribute "mine"; Paceline steps others in th'),
     ("optimizer.state['count'] = 0", "the optimizer's state has keys that are no parameters; keep them in its"),
     ("model.register_buffer('shadow', model.weight.data)", 'the buffer "shadow" shares the memory of the parameter "w'),
     ("model.register_buffer('scale', torch.ones(1).expand(4))", 'elements of the buffer "scale" share memory, as ex'),

@@ -254,10 +254,16 @@ class Remembering(Own):
         self.state[p]["before"] = p.grad
 
 
-@pytest.mark.parametrize("kind", [Own, Replacing, Remembering])
+class Marked(Own):
+    def one(self, p: Any, lr: float) -> None:
+        p.sub_(lr * p.grad * getattr(p, "scale", 1.0))
+
+
+@pytest.mark.parametrize("kind", [Own, Replacing, Remembering, Marked])
 def test_an_optimizer_that_a_user_has_written_steps_in_the_store_as_alone(kind: type[Own]) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
+    model.bias.scale = 0.25  # type: ignore[attr-defined]
     optimizer = kind(model.parameters())
     store = store_of(model, optimizer)
     for step in range(6):

@@ -110,6 +110,8 @@ class Chunk:
     pieces: list[Piece]
     is_split: bool = False
     """Whether each parameter is stepped apart."""
+    attributes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """By parameter's number: what a script has set on its parameter, which an optimizer of the user's own may read."""
     _ranges: list[GradientRange] = field(default_factory=list)
     """For each piece, how its gradient is read from push areas."""
     _views: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -296,6 +298,7 @@ class Chunk:
                 for piece in mine
             ]
             for piece, parameter in zip(mine, own["params"], strict=True):
+                vars(parameter).update(self.attributes.get(piece.spans[0].number, {}))
                 if taken := state.get(piece.spans[0].number):
                     self.optimizer.state[parameter] = taken
 
@@ -358,7 +361,8 @@ def parts_of(layout: Layout, optimizer: torch.optim.Optimizer, within: tuple[int
 
     `within`: the range of a version's bytes that they make, between two of `cuts_of`.
     """
-    return [_part(optimizer, pieces) for pieces in _ranges_of(layout, optimizer) if _lies(pieces, *within)]
+    ranges = [pieces for pieces in _ranges_of(layout, optimizer) if _lies(pieces, *within)]
+    return [_part(optimizer, pieces, layout.attributes) for pieces in ranges]
 
 
 def dealt(items: Sequence[T], sizes: Sequence[int], lanes: int) -> list[list[T]]:
@@ -378,13 +382,15 @@ def scratch_for(layout: Layout, optimizer: torch.optim.Optimizer) -> memoryview:
     return memoryview(mmap.mmap(-1, max(1, longest)))  # takes memory only where it is used
 
 
-def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> Chunk:
+def _part(
+    optimizer: torch.optim.Optimizer, pieces: list[Piece], attributes: Mapping[int, Mapping[str, Any]]
+) -> Chunk:
     groups = list(range(len(optimizer.param_groups)))
     if type(optimizer) in ELEMENTWISE | WHOLE:
         groups = sorted({piece.entry.group for piece in pieces})
     twin = detached(optimizer)
     twin.param_groups = [twin.param_groups[group] for group in groups]
-    part = Chunk(twin, groups, pieces)
+    part = Chunk(twin, groups, pieces, attributes=attributes)
     fused = any(group.get("fused") for group in twin.param_groups)
     if fused or any(piece.entry.dtype not in (torch.float32, torch.float64) for piece in pieces):
         part.split()  # these kernels treat a tensor's last few elements apart, which must stay the same elements

@@ -119,12 +119,12 @@ def _check_buffers(model: nn.Module) -> None:
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """All that it steps by is in its groups and its state, and only its `step` moves parameters."""
-    parameters = set(model.parameters())
+    ids = set(map(id, model.parameters()))
     for name, value in vars(optimizer).items():
-        if name not in ("param_groups", "state") and _holds_one_of(value, parameters):
+        if name not in ("param_groups", "state") and _holds_one_of(value, ids):
             raise ConfigError(
                 f'the optimizer keeps parameters in its attribute "{name}"; Paceline steps others in their place: '
-                "let it find them in param_groups"
+                "let it find them in param_groups, or mark each by an attribute of its own"
             )
     if any(not isinstance(key, Tensor) for key in optimizer.state):
         raise ConfigError("the optimizer's state has keys that are no parameters; keep them in its param_groups")
@@ -151,8 +151,9 @@ def _check_dense(what: str, name: str, tensor: Tensor) -> None:
         raise ConfigError(f'the {what} "{name}" is {kind}, not dense; replace it by its to_dense()')
 
 
-def _holds_one_of(value: Any, parameters: set[nn.Parameter]) -> bool:
-    if isinstance(value, Tensor):
-        return value in parameters
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
-    return any(_holds_one_of(item, parameters) for item in items)
+def _holds_one_of(value: Any, ids: set[int]) -> bool:
+    """Whether a parameter with one of these ids is in there, or such an id."""
+    if isinstance(value, Tensor | int):
+        return (value if isinstance(value, int) else id(value)) in ids
+    items = (*value, *value.values()) if isinstance(value, dict) else value
+    return isinstance(items, list | tuple | set | frozenset) and any(_holds_one_of(item, ids) for item in items)

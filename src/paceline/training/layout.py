@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +98,8 @@ class Layout:
     fixed_bytes: int
     slot_bytes: int
     push_bytes: int
+    attributes: dict[int, dict[str, Any]] = field(compare=False)
+    """By the number of an optimizer's parameter that has some: what the script has set on it."""
     encoding: Encoding | None = None
     """What is pushed in place of gradients and updates, at the end of a push area; None: they go as they are."""
 
@@ -133,6 +135,7 @@ class Layout:
             fixed_bytes=whole_pages(fixed_end),
             slot_bytes=whole_pages(end),
             push_bytes=whole_pages(push_end),
+            attributes={number: own for number, (_, parameter, _) in enumerate(groups) if (own := vars(parameter))},
         )
 
     def encoded(self, encoding: Encoding) -> Layout:
