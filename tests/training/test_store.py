@@ -277,6 +277,17 @@ def test_an_optimizer_that_a_user_has_written_steps_in_the_store_as_alone(kind: 
     assert all(torch.equal(view, own) for view, own in zip(slots_of(store)[0], model.parameters(), strict=True))
 
 
+def test_a_copy_of_the_state_that_ends_meanwhile_leaves_the_others_whole() -> None:
+    """Each is read by a thread of its own, and drops out of the list there."""
+    model = nn.Linear(4, 3)
+    store: Any = store_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ends, goes_on = Mock(), Mock()
+    ends.take.side_effect = lambda part: store._keepings.remove(ends)
+    store._keepings += [ends, goes_on]
+    store.edit([])
+    assert [call.args[0] for call in goes_on.take.call_args_list] == list(store.parts)
+
+
 # --- a script whose optimizer is made for a GPU
 
 

@@ -290,8 +290,7 @@ class Store:
         for number, key, value in by_parameter(edits, len(self.names)):
             by_number.setdefault(number, []).append((key, value))
         for part in self.parts:
-            for keeping in self._keepings:
-                keeping.take(part)
+            self._copy_state_of(part)
             part.edit(by_number)
 
     def commit(
@@ -375,8 +374,7 @@ class Store:
             if not part.can_step_aside(pushed, whole):
                 made = False
                 continue
-            for keeping in self._keepings:  # a thread that copies the state would find that of the version begun here
-                keeping.take(part)
+            self._copy_state_of(part)  # a thread that copies it would find that of the version begun here
             decode(self.layout, self.memory, pushed, *self._bytes[id(part)])
             mine = changed and [changed[group] for group in part.groups]
             with with_scalars(part.optimizer, mine), part.aside() as state:
@@ -389,8 +387,7 @@ class Store:
         """Take what was made early. Return the chunks that are still to be made."""
         for part in self.parts:
             if (one := there.get(id(part))) is not None:
-                for keeping in self._keepings:
-                    keeping.take(part)
+                self._copy_state_of(part)
                 part.take_early(one.state)
         return [part for part in self.parts if id(part) not in there]
 
@@ -515,6 +512,11 @@ class Store:
         )
         self._keepings.append(keeping)
         return keeping
+
+    def _copy_state_of(self, part: Chunk) -> None:
+        """Have all copies under way take the chunk's state, which is about to change."""
+        for keeping in tuple(self._keepings):  # the thread that copies drops one as it ends
+            keeping.take(part)
 
     def share(self, keeping: StateSnapshot) -> StateShare:
         """Return the copied state of this store's range."""
@@ -701,11 +703,9 @@ class Store:
         lane: CommitLane,
     ) -> tuple[NotFinite | None, int]:
         found, checksum, told, parts = None, 0, -1, lane.parts
-        keepings = tuple(self._keepings)
         mean = self._clip is not None and self._clip.norm is not None  # what was pushed is decoded by now
         for place, part in enumerate(parts, 1):
-            for keeping in keepings:
-                keeping.take(part)
+            self._copy_state_of(part)
             if not mean:
                 decode(self.layout, self.memory, pushed, *self._bytes[id(part)])
             part.commit(self.memory, source, target, pushed, whole, lane, limit)
@@ -892,6 +892,11 @@ def unfit_rate(scalars: Scalars) -> str:
         if not isinstance(rate, int | float):
             return f"the optimizer's learning rate is {rate!r} in group {number}; it must be a number"
     return ""
+
+
+def rates_of(scalars: Scalars) -> list[Any]:
+    """Return each group's learning rate."""
+    return [group.get("lr") for group in scalars]
 
 
 def set_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
