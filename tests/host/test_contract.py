@@ -170,8 +170,19 @@ class TestOrders:
         one.said_by_store(messages.store.StateReady(0, None), "the state")
         assert [said for _, said in one.told] == [messages.worker.OptimizerState()]
         assert one.crew.handed == [(0, "the state")]
+        one.crew.hear(0, messages.worker.StateWanted())
         one.said_by_store(messages.store.StateReady(0, "it can't be packed"))
         assert one.reports.told(Impossible) == [("it can't be packed",)]
+
+    def test_a_process_in_the_place_of_one_that_died_gets_only_what_it_has_asked_for(self, training: Makes) -> None:
+        two = training(2)
+        two.crew.hear(0, messages.worker.StateWanted())
+        two.leave(0)
+        two.returns(0)
+        two.said_by_store(messages.store.StateReady(0, None), "of the first one")
+        two.crew.hear(0, messages.worker.StateWanted())
+        two.said_by_store(messages.store.StateReady(0, None), "of its own")
+        assert [(0, "of its own")] == two.crew.handed
 
     def test_what_is_recorded_comes_along_wherever_the_worker_is(self, training: Makes, tmp_path: Path) -> None:
         """So a path of this machine is told to no other, and several workers may be told of one version."""

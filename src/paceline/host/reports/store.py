@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from paceline.host.events import Impossible, Prepared, ProcessLost, Report, VersionWritten
+from paceline.host.worker_state import WorkerState
 from paceline.ipc import messages
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ class StoreReports:
         self._report = report
         self._beginning = ""
         """The checksum of what training begins with."""
+        self._wanted: dict[int, list[WorkerState]] = {}
+        """By worker: each of its processes that has asked for the optimizer's state, and is still to get it."""
 
     def store_ready(self, beginning: str) -> None:
         """See `StoreOwner`. If the run goes on, that process first reads what it goes on from."""
@@ -70,14 +73,21 @@ class StoreReports:
                     self._report(Prepared(self._beginning))
                 return True
             case messages.store.StateReady(worker=int(worker), error=error):
-                if worker not in self._cluster.seats:
+                if not self._wanted.get(worker):
                     return False
+                process = self._wanted[worker].pop(0)
                 if error is not None:
                     self._report(Impossible(error))
-                else:
+                elif process is self._cluster.seats[worker]:  # one in its place has asked for nothing
                     self._cluster.send(worker, messages.worker.OptimizerState(), tuple(descriptors))
                 return True
         return False
+
+    def send_state(self, worker: int) -> None:
+        """Have the worker told of the optimizer's state, with what other hosts have of it, once this range is made."""
+        store, shares = self._cluster.store, self._cluster.shares
+        self._wanted.setdefault(worker, []).append(self._cluster.seats[worker])
+        shares.when_own_is_whole(lambda: store.send(messages.store.SendState(worker, *shares.ask())))
 
     def store_lost(self, why: str) -> None:
         """See `StoreOwner`."""

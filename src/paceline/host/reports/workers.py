@@ -60,11 +60,10 @@ class WorkerReports:
                 self._cluster.releases.looked(worker)
                 self._cluster.commits.go_on()
             case messages.worker.StateWanted():
-                store, shares = self._cluster.store, self._cluster.shares
                 if self._cluster.here.choice.parts and self._cluster.spec.optimizer != "store":  # a switch brings it
                     self._cluster.send(worker, messages.worker.OptimizerState())
                 else:
-                    shares.when_own_is_whole(lambda: store.send(messages.store.SendState(worker, *shares.ask())))
+                    self._cluster.store_reports.send_state(worker)
             case messages.worker.AdoptionWritten():
                 self._adopt(worker, descriptors)
             case messages.worker.Edited(number=number):
