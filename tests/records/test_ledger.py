@@ -8,13 +8,16 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from paceline.coordinator.ledger_backpressure import LedgerBackpressure
 from paceline.core.choice import choose
 from paceline.core.facts import Fact, StepDeclined, TrainingBegan, UpdateArrived, WorkerLeft
 from paceline.core.orders import ApplyUpdate, Hold, Order, StartPush
@@ -210,6 +213,56 @@ def test_what_cannot_be_written_is_raised_at_close(path: Path, ledger: Ledger, m
         ledger.close()
     ledger.close()
     assert exactly(list(read_facts(path)))[:1] == exactly([began])
+
+
+def fill_disk(ledger: Ledger, records: int = 5000) -> None:
+    """Record more than there is room for."""
+    ((pages,),) = ledger._database.execute("PRAGMA page_count")
+    ledger._database.execute(f"PRAGMA max_page_count = {pages}")
+    began, *_ = History("asp", 0).run().pairs
+    for _ in range(records):
+        ledger.record(*began)
+
+
+def test_what_a_full_disk_has_no_room_for_is_written_once_it_has(
+    path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.records.ledger.TRY_AGAIN", 0.01)
+    tries = iter(range(3))
+
+    def again() -> float:
+        """The disk has room from the third try on."""
+        if next(tries, None) is None:
+            ledger._database.execute("PRAGMA max_page_count = 100000")
+        return 0.0
+
+    monkeypatch.setattr("paceline.records.ledger.time", SimpleNamespace(monotonic=again, sleep=time.sleep))
+    fill_disk(ledger)
+    asked = ledger.ask()
+    while not ledger.has(asked):
+        assert ledger.broken is None
+    ledger.close()
+    assert rows(path, "SELECT count(*) FROM facts") == [(5000,)]
+
+
+def test_a_ledger_that_can_t_be_written_for_long_is_told_once_while_the_run_goes_on(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.records.ledger.PATIENCE", -1.0)
+    said: list[str] = []
+    backpressure = LedgerBackpressure(ledger, said.append)
+    fill_disk(ledger)
+    while ledger.broken is None:
+        pass
+    assert not backpressure.behind()
+    assert not backpressure.behind()
+    (line,) = said
+    assert line.endswith(
+        "is the disk full, or the folder gone? The run goes on without it: it takes no more snapshots, "
+        "and fails at its end"
+    )
+    with pytest.raises(RunFailed, match="the ledger cannot be written: database or disk is full"):
+        ledger.close()
 
 
 def test_a_ledger_that_cannot_be_created_fails_at_once(tmp_path: Path, path: Path, ledger: Ledger) -> None:

@@ -18,11 +18,15 @@ class LedgerBackpressure:
     _ledger: Ledger
     _say: Callable[[str], None]
     _said: bool = False
+    _said_broken: bool = False
     busy_with: str | None = None
     """Why the run waits, if it does."""
 
     def behind(self) -> bool:
         """Whether the run is to wait for the disk. This is said once in a run."""
+        if not self._said_broken and (why := self._ledger.broken) is not None:
+            self._said_broken = True
+            self._say(f"{why} The run goes on without it: it takes no more snapshots, and fails at its end")
         behind = self._ledger.behind
         if not behind:
             self.busy_with = None

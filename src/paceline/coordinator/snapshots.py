@@ -351,7 +351,7 @@ class Snapshots:
             draft.failed = True  # the scripts were ended before that
             why = "every script was ended before it could give what it keeps"
             self._output.say(f"the snapshot after {count(draft.state.steps, 'step')} can't be made: {why}")
-        if draft.failed or self._ledger.broken:  # the run's end says why its ledger is
+        if draft.failed or self._ledger.broken is not None:
             self._cluster.drop()
             self._newest, self._draft, self._stopped = draft.state.fact, None, False
             self.go_on()

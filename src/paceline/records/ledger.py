@@ -277,6 +277,8 @@ _OPENED_OTHERWISE = """
 
 GATHER = 0.1  # seconds that a transaction waits for company
 AT_MOST = 10_000  # records in one transaction
+TRY_AGAIN = 1.0  # seconds from one try of a transaction that failed to the next
+PATIENCE = 60.0  # seconds that it is tried for: a full disk may have room again
 MOST_BEHIND = 200_000
 """Records that may wait to be written, some hundred megabytes. With a slower disk, recording waits."""
 
@@ -361,9 +363,9 @@ class Ledger:
         return self._reached >= number
 
     @property
-    def broken(self) -> bool:
-        """Whether writing has failed. Nothing more is written, and `close` raises the reason."""
-        return self._error is not None
+    def broken(self) -> RunFailed | None:
+        """What `close` will raise, as writing has failed and nothing more is written."""
+        return None if self._error is None else self._failure(self._error)
 
     @property
     def behind(self) -> int:
@@ -542,11 +544,23 @@ class Ledger:
             self._closing.wait(GATHER)
         batch += [self._queue.get() for _ in range(min(self._queue.qsize(), AT_MOST))]
         statements = self._statements(batch)
-        with self._database:
-            for statement, rows in statements:
-                self._database.executemany(statement, rows)
+        self._commit(statements)
         self._reached = max((item[1] for item in batch if item and item[0] == "asked"), default=self._reached)
         return None not in batch
+
+    def _commit(self, statements: Sequence[_Statement]) -> None:
+        """Write these rows in one transaction. One that fails is tried again for a while, unless the run ends."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                with self._database:
+                    for statement, rows in statements:
+                        self._database.executemany(statement, rows)
+                return
+            except sqlite3.OperationalError:
+                if self._closing.is_set() or time.monotonic() > until:
+                    raise
+                self._closing.wait(TRY_AGAIN)
 
     def _statements(self, batch: Sequence[tuple[Any, ...] | None]) -> list[_Statement]:
         """Return the statements for these records. A mark and a beginning see the rows before them, and no others."""
