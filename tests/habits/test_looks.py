@@ -149,3 +149,28 @@ def test_a_look_that_fetches_ahead_to_the_end_of_the_data_did_not_ask_in_vain(la
     looked = look(launch, "one", "-n", "1", "-p", "bsp", loaders=1, size=128)
     assert set(looked.rows("SELECT * FROM looks")) == {(0, 0, 0), (0, 0, 1), (0, 0, None)}
     assert main(["check", str(looked.folder)]) == 0
+
+
+PASSES = script("""
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 2)), batch_size=8)
+plan = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3 * len(loader))
+model, optimizer, loader, plan = paceline.prepare(model, optimizer, loader, plan)
+for epoch in range(3):
+    for x, y in loader:
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        plan.step()
+    with torch.no_grad():
+        seen = sum(len(x) for x, y in loader)
+print("seen", seen, "at", plan.last_epoch)
+""")
+
+
+def test_a_pass_that_only_evaluates_is_told_of_and_no_part_of_a_schedule_s_plan(launch: Launch) -> None:
+    ended = launch.run(PASSES, "-n", "2", "-p", "bsp", "--threads", "1", "--tee", "all").completed()
+    assert ended.err.count("worker 0 goes through the prepared loader to its end without a gradient") == 1
+    assert ended.out.count("seen 32 at 24") == 2

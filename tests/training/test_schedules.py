@@ -28,7 +28,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
 from paceline.errors import ConfigError
-from paceline.training.optim.schedules import EXPLICIT, Plateau, Schedule, schedule_of, unprepared, with_schedules
+from paceline.training.optim.schedules import (
+    BY_HAND,
+    EXPLICIT,
+    Plateau,
+    Schedule,
+    of_several,
+    schedule_of,
+    uncounted,
+    unprepared,
+    with_schedules,
+)
 
 BATCHES = 60
 Make = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -59,6 +69,8 @@ class Worker:
     own: int = 0
     looping: bool = True
     absorbs: bool = False
+    streams: bool = False
+    steps: int = 0
     deciding: bool | None = True
     decisions: list[float] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -136,17 +148,80 @@ def test_a_short_window_at_an_epoch_s_end_does_not_speed_a_plan_up(windows: tupl
     assert worker.scheduler.last_epoch == -(-worker.run // 4)
 
 
+CADENCES = {
+    "it begins after half of the run": (range(51, 56), 5),
+    "it pauses for a while": ([*range(1, 11), *range(61, 71)], 20),
+    "it is called twice for each batch": ([1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6], 12),
+    "it accumulates more batches later": ([*range(1, 9), *range(12, 32, 4)], 13),
+    "it accumulates fewer batches later": ([*range(4, 24, 4), *range(21, 31)], 15),
+}
+"""By what a script does: the batches that a worker has used at its calls, and how many calls these are."""
+
+
+@pytest.mark.parametrize("cadence", CADENCES)
+def test_a_scheduler_makes_as_many_steps_as_all_workers_make_calls(cadence: str) -> None:
+    """All four workers call it alike."""
+    worker = Worker(PLANS["step"])
+    at, calls = CADENCES[cadence]
+    for own in at:
+        worker.own, worker.run = own, 4 * own
+        worker.scheduler.step()
+    assert worker.scheduler.last_epoch == 4 * calls
+
+
+def test_a_scheduler_that_the_script_has_ceased_to_step_stays_where_it_is() -> None:
+    worker = Worker(PLANS["step"])
+    for own in range(1, 11):
+        worker.own, worker.run = own, 4 * own
+        worker.scheduler.step()
+    worker.schedule.come_to(400, 100)
+    assert worker.scheduler.last_epoch == 40
+
+
+def test_a_pause_stays_one_in_a_run_that_goes_on() -> None:
+    before, after = Worker(PLANS["step"]), Worker(PLANS["step"])
+    for own in range(51, 61):
+        before.own, before.run = own, 4 * own
+        before.scheduler.step()
+    after.schedule.load_state_dict(before.schedule.state_dict())
+    for own in range(1, 6):
+        after.own, after.run = own, 240 + 4 * own
+        after.scheduler.step()
+    assert after.scheduler.last_epoch == 60
+
+
+def called(worker: Worker, batches: int, steps: int, calls: int) -> list[str]:
+    """Step the scheduler after so many batches and steps each time, so often. Return what was said."""
+    for _ in range(calls):
+        worker.own, worker.run, worker.steps = worker.own + batches, worker.run + 4 * batches, worker.steps + steps
+        worker.scheduler.step()
+    return worker.said
+
+
+def test_one_line_says_how_calls_count_that_come_once_in_several_steps() -> None:
+    said = called(Worker(PLANS["step"]), 15, 15, 9)
+    assert said == [of_several("StepLR", 15)]
+    assert called(Worker(PLANS["step"]), 4, 1, 9) == [], "it accumulates gradients"
+
+
+def test_one_line_says_that_a_stream_s_batches_are_not_counted() -> None:
+    stream = Worker(PLANS["step"], looping=False, streams=True)
+    assert set(called(stream, 1, 1, 9)) == {uncounted("StepLR")}
+    assert stream.scheduler.last_epoch == 9
+    assert called(Worker(PLANS["step"], looping=False, streams=True), 9, 9, 5) == [], "it steps once an epoch"
+
+
 def test_as_the_run_ends_a_plan_comes_to_its_end_in_each_worker() -> None:
     """Others were computing as this worker made its last call."""
     worker = Worker(PLANS["cosine"])
     for own in (1, 2, 3):
         worker.run, worker.own = 4 * own, own
         worker.scheduler.step()
-    worker.schedule.come_to(20)
+    worker.schedule.come_to(20, 3)
     assert worker.rate == pytest.approx(curve(PLANS["cosine"], 20)[-1])
     by_epoch = Worker(PLANS["step"], looping=False)
     by_epoch.scheduler.step()
-    by_epoch.schedule.come_to(20)
+    by_epoch.schedule.come_to(20, 3)
     assert by_epoch.scheduler.last_epoch == 1, "it is stepped between loops"
 
 
@@ -210,7 +285,7 @@ def test_snapshots_keep_each_scheduler_once_under_the_script_s_name_or_one_that_
 
 def test_a_scheduler_that_was_not_prepared_is_named_with_the_line_to_write() -> None:
     optimizer = optimizer_of()
-    assert unprepared(optimizer) is None
+    assert unprepared(optimizer) == BY_HAND
     left = OneCycleLR(optimizer, 0.1, total_steps=5)
     line = unprepared(optimizer)
     assert line is not None
@@ -287,7 +362,7 @@ def test_calls_that_will_be_discarded_do_nothing() -> None:
     worker.deciding = True
     stepped(worker, METRICS)
     assert worker.decisions == METRICS
-    worker.schedule.come_to(100)
+    worker.schedule.come_to(100, 10)
     assert worker.scheduler.state_dict() == plain(METRICS)
 
 

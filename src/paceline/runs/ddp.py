@@ -264,6 +264,16 @@ class DdpWorker:
         return self._fetched * self.workers, self._fetched
 
     @property
+    def steps(self) -> int:
+        """See `schedules.FollowedRun`."""
+        return self._step
+
+    @property
+    def streams(self) -> bool:
+        """See `schedules.FollowedRun`."""
+        return False
+
+    @property
     def absorbs(self) -> bool:
         """See `schedules.FollowedRun`. Each of the script's steps is one of the run."""
         return False

@@ -296,6 +296,7 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         paced = PacedLoader(loader, session, endless=passes == ENDLESS)
     else:
         paced = (PacedStream if offer.offered.streams else SharedStream)(loader, session)
+        session.streams = True
     session.loop_is_due = not offer.offered.streams
     return given.returned(model, as_prepared(paced))
 

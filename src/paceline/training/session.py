@@ -28,7 +28,7 @@ from paceline.ipc.messages.worker import (
     Stepped,
     UpdateMade,
 )
-from paceline.store.store import Scalars, scalars_of, set_groups, unfit_rate
+from paceline.store.store import Scalars, rates_of, scalars_of, set_groups, unfit_rate
 from paceline.training.agreements import AgreeCalls
 from paceline.training.data.batches import Batches, Stands, in_variables
 from paceline.training.data.loop import EpochLoop, Loops
@@ -138,6 +138,8 @@ class Session:
         """The epoch that the script is in; after a loop's end, the next one."""
         self.loop = EpochLoop(-1, over=True)
         """The script's present loop over its prepared loader, if batches are leased, or its last one."""
+        self.streams = False
+        """Whether its prepared loader shares a stream of batches, which are neither leased nor counted."""
         self.loop_is_due = False
         """Whether the script has a prepared loader with its part of the data, and has not begun to iterate over it."""
         self.batches_in_step = 0
@@ -305,7 +307,7 @@ class Session:
         if changed:
             if why := unfit_rate(scalars):
                 self.refuse(why)
-            if self.looping and self.steps - self.loop.steps > 1:
+            if self.looping and self.steps - self.loop.steps > 1 and rates_of(scalars) != rates_of(self._sent):
                 self.schedules.rate_changed()
         self._sent = scalars
         return scalars if changed or (self.resuming.at and self.steps == 1) else None

@@ -139,7 +139,7 @@ class Batches:
         """The parameters that have a gradient of the present backward. Kept only if another thread fetches batches."""
         self._over = False
         """Whether it has come to the loader's end since the last batch."""
-        self._passed = False
+        self.passed = False
         """Whether batches were skipped at that end, as no gradient had come of their loop."""
         self.repeats = False
         """Whether the script has trained again on batches that it keeps since an earlier loop, as `itertools.cycle`."""
@@ -178,7 +178,7 @@ class Batches:
         weight = None if batch is None else samples
         self.open.append(FetchedBatch(batch, samples, weight, _references(data), ahead))
         self._keep(self.open[-1])
-        self._over = self._passed = False
+        self._over = self.passed = False
         self._asked = self.changed = True
 
     @_one_at_a_time
@@ -219,7 +219,7 @@ class Batches:
             self._backward.add(parameter)
             self.changed = True
         if asked and self.open:
-            self.unsure = self.unsure or (self._passed and self._said is None)
+            self.unsure = self.unsure or (self.passed and self._said is None)
             self._skip(self.erased)
             self.erased = []
             self._join(self._in_use())
@@ -276,7 +276,7 @@ class Batches:
             newest = self.open.pop()
             self._skip([self.open.pop() for _ in handed_out[1:]][::-1])
             self.open.append(newest)
-            self._passed = True
+            self.passed = True
         for one in self.window:
             one.left = True
         self._asked = self._over = self.changed = True

@@ -40,6 +40,10 @@ NOTHING_LEFT = (
     "paceline.prepare, or in a DataLoader of its own"
 )
 """What a StopIteration says if a loop gets nothing, for `next(iter(loader))`."""
+PASSED = (
+    "goes through the prepared loader to its end without a gradient: it sees its share of the data, which counts as "
+    "used, so no worker trains on that in this pass; give a pass that only evaluates a DataLoader of its own"
+)
 STREAM_BEGINS_ANEW = "begins its stream anew, as every worker does: an IterableDataset can't be wound forward"
 
 
@@ -245,6 +249,8 @@ class PacedLoader(_Paced, SharedOut):
             loop.ended = True
             if session.here:
                 session.batches.loop_ended(loop.handed_out)
+                if session.batches.passed:
+                    session.remark_once("pass", PASSED)
         iteration.trained |= session.steps > loop.steps
         iteration.given |= looked or bool(loop.handed_out)
 

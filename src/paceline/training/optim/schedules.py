@@ -10,9 +10,11 @@ from __future__ import annotations
 import copyreg
 import gc
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.optim.lr_scheduler import (
@@ -46,6 +48,14 @@ class FollowedRun(Protocol):
     def absorbs(self) -> bool:
         """Whether the script's last step was one of several that make one step of the run, and not the last one."""
 
+    @property
+    def steps(self) -> int:
+        """How many steps of the run this worker has made."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether the workers share a stream of batches, which are not counted."""
+
     def remark_once(self, key: str, line: str) -> None:
         """Tell the user once, by `key`, what this worker does."""
 
@@ -63,24 +73,57 @@ WINDOWS = 5
 """Calls that show how many batches a worker accumulates."""
 
 
+class Window(NamedTuple):
+    """What was used between a worker's last call and this one."""
+
+    of_run: int
+    """Batches of all workers."""
+    own: int
+    """Batches of this worker, at least 1."""
+
+    def steps(self, each: int) -> Fraction:
+        """Return how many steps one process would have made of these, with a call for each so many batches.
+
+        The first window may be a batch shorter or longer than the others, and what is left of an epoch is shorter. One
+        of twice as many has a pause of the script's in it: it has called no `step` for a while, or not begun to. So it
+        counts for as many calls as there are workers, as if all paused alike.
+        """
+        return Fraction(self.of_run, each if self.own < 2 * each else self.own)
+
+
 class Schedule:
     """Steps one prepared scheduler to where the run is."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
         self.optimizer = scheduler.optimizer
+        self._name = type(scheduler).__name__
         self._step: Callable[..., object] = scheduler.step
         """The scheduler's own method."""
         self._run: FollowedRun | None = None
         """None until it follows one."""
         self._calls = 0
-        """Calls in loops over the loader."""
-        self._windows: list[int] = []
-        """Batches of this worker before its first calls, each: several where it accumulates gradients."""
+        """Calls in loops over the loader, one for each batch."""
+        self._each = 1
+        """Batches of this worker between two calls: several where it accumulates gradients."""
+        self._windows: deque[Window] = deque(maxlen=WINDOWS)
+        """The last ones."""
+        self._due_before = Fraction(0)
+        """Steps that the windows before these have come to."""
+        self._seen = 0
+        """Batches that all workers had used at the last call."""
         self._used = 0
         """Batches that this worker had used at the last call."""
         self._before = 0
         """Batches that this worker had used before the run that goes on."""
+        self._made = 0
+        """Steps that the last batch's first call has made."""
+        self._times = 1
+        """Calls for that batch."""
+        self._stepped = 0
+        """Steps of the worker at the last call."""
+        self._several = 0
+        """Calls since the last one that came after less than two steps."""
         self._at = 0
         """Steps that the scheduler has made since `prepare`, or since the run that this one goes on from began."""
 
@@ -95,46 +138,68 @@ class Schedule:
         if args or named:
             self._run.remark_once("epoch of step", EXPLICIT)
             self._step(*args, **named)
-        else:
-            self._go_on(self._due())
+            return
+        progress = self._run.progress()
+        own = None if progress is None else progress[1] + self._before
+        if own is not None and self._calls and own == self._used:  # one more for the same batch
+            self._times += 1
+            self._go_on(self._made)
+            return
+        self._tell_of(self._run, own is not None)
+        self._made = 1 if progress is None or own is None else self._due(progress[0], own)
+        self._at += self._go_on(self._made)
 
-    def come_to(self, of_run: int) -> None:
-        """Step to where a script alone would be after so many batches, between loops or at the end."""
-        if self._calls and of_run > self._used:
-            self._go_on(math.ceil(of_run / self._each) - self._at)
+    def come_to(self, of_run: int, own: int) -> None:
+        """Step to where a script alone would be after so many batches, between loops or at the end.
 
-    @property
-    def _each(self) -> int:
-        """Batches of this worker between two calls: what most of the first windows have, at a tie the larger one.
-
-        The first one may be a batch shorter or longer than the others, and what is left of an epoch is shorter. A plan
-        that is late catches up at the next call, while steps that came too early are never taken back.
+        `own`: how many of them are this worker's. After a pause the script calls `step` no more.
         """
-        return max(self._windows, key=lambda window: (self._windows.count(window), window))
+        own += self._before
+        if self._calls and of_run > self._used and own - self._used < 2 * self._each:
+            steps = math.ceil(self._plan() + Fraction(of_run - self._seen, self._each)) - self._at
+            self._at += self._go_on(steps)
+            self._go_on(steps * (self._times - 1))
 
-    def _go_on(self, steps: int) -> None:
-        for _ in range(steps):
+    def _go_on(self, steps: int) -> int:
+        """Make so many steps, or as many as the plan has left. Return how many."""
+        for made in range(steps):
             if self._is_over():
-                return
+                return made
             self._step()
-            self._at += 1
+        return max(0, steps)
 
-    def _due(self) -> int:
+    def _due(self, of_run: int, own: int) -> int:
         """Return how many steps a script alone with all of the data would have made since the last call."""
         assert self._run is not None
-        progress = self._run.progress()
-        if progress is None:
-            return 1
-        of_run, own = progress[0], progress[1] + self._before
         self._calls += 1
-        if len(self._windows) < WINDOWS:
-            self._windows.append(max(1, own - self._used))
-        self._used = own
+        if len(self._windows) == WINDOWS:
+            self._due_before += self._windows[0].steps(self._each)
+        self._windows.append(Window(of_run - self._seen, max(1, own - self._used)))
+        self._seen, self._used, self._times = of_run, own, 1
+        sizes = [window.own for window in self._windows]
+        if self._calls <= WINDOWS or len(set(sizes)) == 1:  # at a tie the larger: what is left of an epoch is smaller
+            self._each = max(sizes, key=lambda size: (sizes.count(size), size))
         if self._run.absorbs:
             return 0
         if of_run <= own:  # no other worker has trained: each call is a step, whatever it comes after
             return 1
-        return max(1, math.ceil(of_run / self._each) - self._at)
+        # a plan that is late catches up here, while steps that came too early are never taken back
+        return max(1, math.ceil(self._plan()) - self._at)
+
+    def _plan(self) -> Fraction:
+        """Return how many steps are due by the last call."""
+        return self._due_before + sum((window.steps(self._each) for window in self._windows), Fraction(0))
+
+    def _tell_of(self, run: FollowedRun, follows: bool) -> None:
+        """Tell the user of calls that may be meant otherwise than they count."""
+        steps, self._stepped = run.steps - self._stepped, run.steps
+        if not follows:
+            if steps == 1 and run.streams:
+                run.remark_once("schedule of a stream", uncounted(self._name))
+            return
+        self._several = self._several + 1 if steps > 1 else 0
+        if self._several == WINDOWS:
+            run.remark_once("schedule of several", of_several(self._name, steps))
 
     def _is_over(self) -> bool:
         """Return whether the plan has no further step: the loop of one process would be over."""
@@ -143,12 +208,15 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a snapshot keeps."""
-        return {"scheduler": self.scheduler.state_dict(), "at": self._at, "used": self._used}
+        plan = self._plan()
+        due, seen = [plan.numerator, plan.denominator], self._seen
+        return {"scheduler": self.scheduler.state_dict(), "at": self._at, "used": self._used, "due": due, "seen": seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a snapshot."""
         self.scheduler.load_state_dict(state["scheduler"])
         self._at, self._before, self._used = state["at"], state["used"], state["used"]
+        self._due_before, self._seen = Fraction(*state["due"]), state["seen"]
 
 
 class Plateau(Schedule):
@@ -194,7 +262,7 @@ class Plateau(Schedule):
             self._step(self._told[self._at])
             self._at += 1
 
-    def come_to(self, of_run: int) -> None:
+    def come_to(self, of_run: int, own: int) -> None:
         """See `Schedule`. It has no plan."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,10 +324,20 @@ class RunSchedules:
         for scheduler, number, metric in news.metrics:
             self.plateaus[scheduler].told(number, metric)
 
+    @property
+    def steps(self) -> int:
+        """See `FollowedRun`."""
+        return self._session.steps
+
+    @property
+    def streams(self) -> bool:
+        """See `FollowedRun`."""
+        return self._session.streams
+
     def come_to(self, of_run: int) -> None:
         """Step to where a script alone would be after so many batches, between loops or at the end."""
         for schedule in self._schedules:
-            schedule.come_to(of_run)
+            schedule.come_to(of_run, self._session.used)
 
     def rate_changed(self) -> None:
         """The rate has changed in a loop. Then a scheduler should follow the run."""
@@ -348,12 +426,40 @@ def left_out(schedulers: Sequence[LRScheduler], known: Sequence[Any]) -> list[st
     return sorted(type(one).__name__ for one in schedulers if id(one) not in ids)
 
 
-def unprepared(optimizer: torch.optim.Optimizer) -> str | None:
-    """Return what a worker does whose optimizer has a scheduler that was not prepared, and that it steps in its loop.
+def uncounted(name: str) -> str:
+    """What a worker does whose prepared scheduler steps with each batch of a stream."""
+    return (
+        f"steps {name} once for each of its own steps, since the batches of this loader are not counted: a plan of "
+        "epochs * len(loader) steps doesn't come to its end; plan for a worker's share, which is "
+        "1 / paceline.workers() of them where all are equally fast"
+    )
 
-    None if there is no such scheduler: the script sets the rate by itself.
+
+def of_several(name: str, steps: int) -> str:
+    """What a worker does whose prepared scheduler steps once in so many of its steps."""
+    return (
+        f"steps {name} once in {steps} of its own steps, within its loop: each call goes as far as all workers' batches "
+        "since the last one. If a call ends an epoch that the script counts by its own steps, leave the scheduler out "
+        "of prepare(): then a call is one step"
+    )
+
+
+BY_HAND = (
+    "sets the optimizer's learning rate in its loop, and the workers share out the batches: a count of its own steps "
+    "comes to a share of epochs * len(loader). Have a scheduler follow the run, such as "
+    "torch.optim.lr_scheduler.LambdaLR: model, optimizer, loader, scheduler = "
+    "paceline.prepare(model, optimizer, loader, scheduler)"
+)
+
+
+def unprepared(optimizer: torch.optim.Optimizer) -> str | None:
+    """Return what a worker does whose rate changes in its loop without following the run.
+
+    None if it has prepared all schedulers that it may have stepped.
     """
     found = schedulers_of(optimizer)
+    if not found:
+        return BY_HAND
     names = left_out(found, [one for one in found if isinstance(one, _Prepared | ReduceLROnPlateau)])
     if not names:
         return None
