@@ -22,6 +22,8 @@ MOST_OF_A_RECORD = 64 << 20
 """The most bytes of a configuration or a summary that are read, as parsing takes many times their size."""
 MOST_OF_A_TRACE = 1 << 16
 """The most characters of a traceback that are kept."""
+OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Errors that a disk is to blame for."""
 traces: Path | None = None
 """The folder for tracebacks, which a run sets before it forks processes. None: the one for temporary files."""
 
@@ -96,9 +98,16 @@ def to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def of_disk(error: BaseException) -> str:
+    """Return one line about an error that the disk is to blame for. Empty: it is none of these."""
+    if not isinstance(error, OSError) or error.errno not in OF_DISK:
+        return ""
+    return f"{error.filename or 'a file'}: {error.strerror}; is the disk full, or failing?"
+
+
 def unforeseen(error: BaseException, part: str) -> str:
     """Return one line about an unexpected error. See `traced`."""
-    return f"an error in Paceline that should not be: {traced(error, part)}; please report it"
+    return of_disk(error) or f"an error in Paceline that should not be: {traced(error, part)}; please report it"
 
 
 def traced(error: BaseException, part: str) -> str:

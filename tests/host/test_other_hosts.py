@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -370,6 +371,10 @@ def test_whatever_a_host_s_message_raises_ends_that_host_and_not_the_head(
     several.reports.error = RunFailed("it says by itself what is to end")
     with pytest.raises(RunFailed):
         several.say(WorkerEnded(3, 0))
+    several = Several()
+    several.reports.error = OSError(errno.ENOSPC, "No space left on device", "run/edit-1")
+    with pytest.raises(RunFailed, match="^run/edit-1: No space left on device; is the disk full, or failing[?]$"):
+        several.say(WorkerEnded(2, 0))
 
 
 def test_a_step_is_finished_by_the_worker_that_was_released_for_it_and_once() -> None:

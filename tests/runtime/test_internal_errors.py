@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -56,6 +57,12 @@ def caught(error: Callable[[], object] = boom) -> Exception:
     except Exception as raised:
         return raised
     raise AssertionError
+
+
+def test_a_full_disk_is_no_error_of_paceline() -> None:
+    assert unforeseen(OSError(errno.ENOSPC, "No space left on device", "run/x"), "head") == (
+        "run/x: No space left on device; is the disk full, or failing?"
+    )
 
 
 # --- the file

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from paceline.core.facts import ParametersTaken
 from paceline.core.items import Beginning, Item
-from paceline.errors import MessageUnreadable, PacelineError
-from paceline.files import unforeseen
+from paceline.errors import MessageUnreadable, PacelineError, RunFailed
+from paceline.files import of_disk, unforeseen
 from paceline.host import messages as host_messages
 from paceline.host.attachments import file_bytes
 from paceline.host.events import (
@@ -89,6 +89,8 @@ class RemoteReports:
         except PacelineError:  # it says by itself what is to end
             raise
         except Exception as error:
+            if full := of_disk(error):  # which is not that host's
+                raise RunFailed(full) from error
             self._others.directory.amiss(name, unforeseen(error, "head"))
 
     def _may_say(self, name: str, message: messages.Message) -> None:
