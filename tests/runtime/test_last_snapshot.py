@@ -97,3 +97,18 @@ def test_a_stop_does_without_its_snapshot_if_the_one_before_takes_too_long() -> 
     assert seconds == LAST_ROUND
     give_up()
     assert (taken.holds, stopped.called) == (False, True)
+
+
+def test_a_worker_that_never_packs_its_part_is_named_once_more_snapshots_are_due() -> None:
+    """The others train on, and a failure would take them back to the last whole one."""
+    taken = snapshots("asp", MagicMock(), Mock(keep=Mock(return_value=["store"])))
+    taken._data.steps = 12
+    taken.epoch_opened(1)
+    taken._members.values.return_value = [Mock(worker=0), Mock(worker=3)]  # type: ignore[attr-defined]
+    taken.tell(GradientReady(worker=3, step=0, version=0, samples=1, at=0.0))
+    for step in range(6):
+        taken._data.samples = step + 1
+        makes_round(taken, step)
+        taken.packed(0, 1, 0)
+    (line,) = [call.args[0] for call in taken._output.say.call_args_list]  # type: ignore[attr-defined]
+    assert line.startswith("the snapshot after 12 steps waits for worker 3 to answer, and no newer one is taken until")

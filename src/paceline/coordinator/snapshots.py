@@ -20,7 +20,7 @@ from paceline.coordinator.plateaus import Plateaus
 from paceline.coordinator.versions import RecordedVersions
 from paceline.core.facts import Fact, GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.machine import Machine
-from paceline.core.phrases import count
+from paceline.core.phrases import count, workers_named
 from paceline.host.cluster import Cluster
 from paceline.host.worker_output import WorkerOutput
 from paceline.ipc import messages
@@ -32,6 +32,7 @@ from paceline.records.snapshots import FORMAT, KEPT, SnapshotState, draft_of, fo
 
 LOOK_AGAIN = 0.05  # seconds: the ledger writes ten times a second
 LAST_ROUND = 5.0  # seconds that a run which is stopped waits for its round to end: half of what `--drain` gives it
+TOLD_OF = 3  # snapshots that are due while workers have not packed their parts of one
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class _Draft:
     """Whether a file of it can't be made. It will not be whole."""
     keeps: bool = False
     """Whether workers have what is nowhere else: what their scripts keep, or their optimizers' states."""
+    missed: int = 0
+    """How many others were due meanwhile, while workers still had to pack their parts of it."""
     noted: int | None = None
     """What to ask the ledger for once all files are there; see `Ledger.ask`."""
 
@@ -146,8 +149,19 @@ class Snapshots:
         """A version of the store was ordered, or of a replica, from these contributions."""
         self._version, self._in_a_round = version, False
         self._applied |= {worker: step for worker, step, _ in contributions}
-        due = self._due.reached(self._data.samples) and self._draft is None
-        self._wanted = self._wanted or due or self._stop is not None
+        due = self._due.reached(self._data.samples)
+        if due and self._draft is not None and self._draft.packing:
+            self._tell_of_missed(self._draft)
+        self._wanted = self._wanted or (due and self._draft is None) or self._stop is not None
+
+    def _tell_of_missed(self, draft: _Draft) -> None:
+        """One more snapshot is due while workers still have to pack their parts of this one."""
+        draft.missed += 1
+        if draft.missed == TOLD_OF:
+            self._output.say(
+                f"the snapshot after {count(draft.state.steps, 'step')} waits for {workers_named(sorted(draft.packing))} "
+                "to answer, and no newer one is taken until then; if it hangs, end its process"
+            )
 
     def switches(self, version: int) -> None:
         """A switch is to make that version."""
