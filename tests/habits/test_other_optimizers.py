@@ -27,6 +27,8 @@ data = TensorDataset(x, x.sum(1, keepdim=True))
 model = nn.Linear(4, 1)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=8), epochs=3)
+other = nn.Linear(4, 1)
+others = Plain(other.parameters())
 
 def loss_of(model, inputs, wanted):
     return (model(inputs) - wanted).square().mean()
@@ -40,6 +42,14 @@ for epoch in range(3):
             for parameter, gradient in zip(model.parameters(), gradients):
                 parameter.data.sub_(0.1 * gradient)
             continue
+        if what == "beside":
+            loss_of(other, inputs, wanted).backward()
+            others.step()
+            others.zero_grad()
+        if what == "attack":
+            noise = torch.zeros_like(inputs, requires_grad=True)
+            loss_of(other, inputs + noise, wanted).backward()
+            Plain([noise]).step()
         loss_of(model, inputs, wanted).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -81,6 +91,12 @@ def test_training_beside_the_prepared_optimizer_ends_the_run_in_one_line(
     ended = launch.run(SCRIPT, "-n", "2", "-p", protocol, args=(what,)).refused(LINES[what])
     assert ended.err.count("paceline: the script") == 1
     assert "has ended" not in ended.out
+
+
+def test_one_line_says_so_where_parameters_are_trained_in_the_loop_that_no_other_worker_gets(launch: Launch) -> None:
+    ended = launch.run(SCRIPT, "-n", "2", "-p", "bsp", args=("beside",)).completed()
+    assert ended.err.count("worker 0 steps another optimizer in its loop, Plain, over parameters that prepare() was") == 1
+    assert "another optimizer" not in launch.run(SCRIPT, "-n", "2", "-p", "bsp", args=("attack",)).completed().err
 
 
 @pytest.mark.parametrize("protocol", each(["bsp", "asp", "all-reduce", "ad-psgd", "ps-plus"], default=["bsp"]))

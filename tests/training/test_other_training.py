@@ -29,6 +29,7 @@ class Trains:
             fixed=SimpleNamespace(tensors=[]),
             go="a step",
             joins=False,
+            looping=False,
             live=True,
             link=SimpleNamespace(worker=0, remark=lambda line: self.said.append(line)),
             steps=steps,

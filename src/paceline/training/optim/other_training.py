@@ -28,6 +28,10 @@ _watching: weakref.WeakSet[OtherTraining] = weakref.WeakSet()
 _hooked: list[Any] = []
 
 
+BESIDE = 3
+"""Steps beside which an optimizer steps that trains on. One that perturbs a batch is made for that batch."""
+
+
 class OtherTraining:
     """Refuses in one line what moves a session's parameters beside the prepared optimizer."""
 
@@ -35,6 +39,8 @@ class OtherTraining:
         self._session = session
         self._tensors = {*session.context.parameters, *session.fixed.tensors}
         self._process = os.getpid()
+        self._beside: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[int]] = weakref.WeakKeyDictionary()
+        """By optimizer of other parameters: the worker's steps beside which it has stepped."""
         self._gradients_erased = False
         """Whether a gradient was erased before the first step."""
         self._erased_moved = -1
@@ -58,7 +64,13 @@ class OtherTraining:
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Check after a step of any optimizer."""
         session = self._session
-        if os.getpid() != self._process or not self._has_ours(optimizer):
+        if os.getpid() != self._process:
+            return
+        if not self._has_ours(optimizer):
+            if session.go is not None and session.looping:
+                self._beside.setdefault(optimizer, set()).add(session.steps)
+                if len(self._beside[optimizer]) == BESIDE:
+                    session.remark_once("other optimizer", not_prepared(user_class(optimizer).__name__))
             return
         if self._is_over():
             if session.changes.moved():
@@ -173,6 +185,15 @@ class OtherTraining:
             f'the script changes the parameter "{name}" as it trains, and makes no step of the gradient: what moves '
             "parameters beside the optimizer that prepare() was given reaches no other worker; have its step() do it"
         )
+
+
+def not_prepared(name: str) -> str:
+    """What a worker does that trains parameters of the script's in its loop that are no part of the prepared model."""
+    return (
+        f"steps another optimizer in its loop, {name}, over parameters that prepare() was not given: each worker trains "
+        "its own on its share of the data, and saves that; put both parts into one model, and give prepare() one "
+        "optimizer with a group for each"
+    )
 
 
 def _after_step(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
