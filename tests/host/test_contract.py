@@ -395,6 +395,13 @@ class TestArithmetic:
             two.host.record(1, [0], "file", "mean")
             assert isinstance(two.store.sent[-1], messages.store.RecordMean)
 
+    def test_a_snapshot_has_no_buffers_of_workers_that_have_died(self, training: Makes) -> None:
+        """Theirs are as old as their last steps, and a resumed run would begin with them."""
+        three = training(3)
+        three.leave(1)
+        three.host.keep(5, "folder", 0, [0, 2])
+        assert {0, 1, 2} & {*three.store.sent[-1].workers} == {0, 2}
+
     def test_what_a_worker_packs_for_a_snapshot_is_written(self, training: Makes) -> None:
         two = training(2)
         two.host.keep(5, "folder", 0, [0, 1])

@@ -131,7 +131,7 @@ def _serve(store: Store, end: socket.socket) -> int:
                 case messages.store.Become(outer=outer):
                     store.become(outer)
                 case messages.store.KeepState(file=file, number=number, shares=shares):
-                    keep = partial(_keep_state, recorder, order, store, store.begin_keeping())
+                    keep = partial(_keep_state, recorder, order, store, store.begin_keeping(order.workers))
                     gatherings.begin(number, shares, keep)
                 case messages.store.KeepReplica(area=area, file=file):
                     recorder.keep(file, partial(store.keep_replica, area, Path(file)))

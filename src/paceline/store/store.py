@@ -10,7 +10,7 @@ import json
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -495,8 +495,10 @@ class Store:
         begin, end = self.within
         self.within = within if begin == end else (min(begin, within[0]), max(end, within[1]))
 
-    def begin_keeping(self, *, copied: bool = True) -> StateSnapshot:
+    def begin_keeping(self, workers: Collection[int] = (), *, copied: bool = True) -> StateSnapshot:
         """Begin to copy the newest version's state, besides its parameters. Commits may go on meanwhile.
+
+        `workers`: whose buffers are copied, as far as there are some of them; else those of all.
 
         Pass the result to `share`, `whole` or `keep`, once. If not `copied`, do so and use what comes of it before the
         next commit.
@@ -507,8 +509,9 @@ class Store:
             for group, number in zip(part.optimizer.param_groups, part.groups, strict=True):
                 groups[number] = groups[number] or packable(group)
         attributes = own_attributes(parts[0].optimizer) if parts else {}
+        buffers = {worker: own for worker, own in self.buffers.items() if worker in workers} or dict(self.buffers)
         keeping = StateSnapshot(
-            parts, groups=groups, attributes=attributes, told=self._told, buffers=dict(self.buffers), copied=copied
+            parts, groups=groups, attributes=attributes, told=self._told, buffers=buffers, copied=copied
         )
         self._keepings.append(keeping)
         return keeping

@@ -199,7 +199,8 @@ class HostSnapshots:
 
         def keep() -> None:
             number, shares = self._shares.ask(held=True)
-            self._send(messages.store.KeepState(place, file, number, shares))
+            living = [worker for worker, seat in self._seats.items() if not seat.died]
+            self._send(messages.store.KeepState(place, file, number, shares, living))
             self._commits.brings(version, lambda: self._shares.release(number))
 
         self._shares.when_own_is_whole(keep)

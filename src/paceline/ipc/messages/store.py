@@ -228,6 +228,8 @@ class KeepState(Message):
     file: str
     number: int = 0
     shares: int = 0
+    workers: list[int] = []
+    """Whose buffers count, as they have not died. None of them: all that there are."""
 
 
 class KeepReplica(Message):
