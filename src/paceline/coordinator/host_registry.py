@@ -386,7 +386,7 @@ class HostRegistry:
         self._failure = why
         if self._all is not None:
             self._all.moves_no_more(why)
-            for host in self._prepared:  # after that: no worker is to be ended for what it lacks
+            for host in list(self._prepared):  # after that: no worker is to be ended for what it lacks
                 self.carrier.ended(host, why)
 
     def _amiss(self, host: str, message: Any) -> str:
