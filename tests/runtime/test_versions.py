@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 from paceline.coordinator.run_policy import RunPolicy
-from paceline.coordinator.versions import Means, StoredVersions
+from paceline.coordinator.versions import RecordedVersions
 from paceline.core.facts import ReplicaCopied, WorkerJoined, WorkerLeft
 from paceline.ipc import messages
 from paceline.records.segments import LACKING
@@ -38,25 +38,29 @@ class Recorded:
         """Version and workers."""
         self.own: list[Any] = []
         """What workers had told, by version that was written."""
-        self.versions: StoredVersions | Means
+        self.versions: RecordedVersions
 
     def _record(self, version: int, workers: list[int], *rest: Any) -> None:
         self.written.append((version, list(workers)))
         self.own.append(rest[-1].own)
-        if isinstance(self.versions, Means) and (spoiled := self.spoiled.intersection(workers)):
+        if self.applied.owned and (spoiled := self.spoiled.intersection(workers)):
             self.versions.void(version, sorted(spoiled))
 
-    def stored(self, samples: int = 8) -> StoredVersions:
-        self.versions = versions = StoredVersions(self.settings, self.host, self.applied, self.edits, self.journal)
+    def _made(self, policy: RunPolicy | None = None) -> RecordedVersions:
+        clock: Any = SimpleNamespace(at=lambda: 1.0)
+        given = (self.settings, self.host, self.applied, self.edits, self.journal)
+        self.versions = RecordedVersions(*given, clock, policy or RunPolicy())
+        return self.versions
+
+    def stored(self, samples: int = 8) -> RecordedVersions:
+        versions = self._made()
         versions.epoch_opened(samples)
         versions.begin(OFFER, range(3))
         return versions
 
-    def means(self, samples: int | None, policy: RunPolicy | None = None) -> Means:
-        clock: Any = SimpleNamespace(at=lambda: 1.0)
-        policy, self.applied.owned = policy or RunPolicy(), True
-        given = (self.settings, self.host, self.applied, self.edits, self.journal)
-        self.versions = means = Means(*given, clock, policy)
+    def means(self, samples: int | None, policy: RunPolicy | None = None) -> RecordedVersions:
+        self.applied.owned = True
+        means = self._made(policy)
         if samples is not None:
             means.epoch_opened(samples)
         means.begin(OFFER, range(2))

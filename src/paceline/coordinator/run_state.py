@@ -23,7 +23,7 @@ from paceline.coordinator.run_policy import RunPolicy
 from paceline.coordinator.shutdown import Shutdown
 from paceline.coordinator.snapshots import Snapshots
 from paceline.coordinator.step_timing import StepTiming
-from paceline.coordinator.versions import RunVersions
+from paceline.coordinator.versions import RecordedVersions
 from paceline.core.facts import Fact, ParametersTaken, UpdateArrived
 from paceline.display.trackers.feed import Trackers
 from paceline.host.cluster import Cluster
@@ -91,7 +91,7 @@ class RunState:
         owned = settings.choice.part(settings.part).spec.state == "replicas"
         self.data = TrainingData(self.members, journal, policy, owned=owned)
         self.edits = Edits(settings.folder, self.cluster, self.members, policy)
-        self.versions = RunVersions(settings, self.cluster, self.data, self.edits, journal, self.clock, policy)
+        self.versions = RecordedVersions(settings, self.cluster, self.data, self.edits, journal, self.clock, policy)
         self.plateaus = Plateaus()
         self.snapshots = Snapshots(
             settings, self.cluster, self.members, self.data, self.versions, self.plateaus, ledger, loop, output

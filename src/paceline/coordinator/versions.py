@@ -37,11 +37,32 @@ class Made:
     """Their distance from it, as far as that is known before it is on disk."""
 
 
+class _Ordered(NamedTuple):
+    """A version that is not made yet."""
+
+    samples: int
+    lost: Collection[int]
+    """Workers whose buffers it goes without."""
+    known: messages.store.WorkersTold
+    """What it has besides what steps make of it."""
+
+
 class RecordedVersions:
-    """Versions are due each time that another share of an epoch's samples is applied. The last one always is."""
+    """Versions are due each time that another share of an epoch's samples is applied. The last one always is.
+
+    A store makes every version, and writes those that are due. Where each worker owns a replica, a version is the mean
+    of a cut through all replicas, which is made when it is due. A switch from one to the other makes a version, too.
+    """
 
     def __init__(
-        self, settings: Settings, cluster: Cluster, data: TrainingData, edits: Edits, journal: Journal
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        data: TrainingData,
+        edits: Edits,
+        journal: Journal,
+        clock: RunClock,
+        policy: RunPolicy,
     ) -> None:
         self.newest = Made(0, 0.0, 0)
         self.hashes: dict[int, str] = {}
@@ -54,6 +75,8 @@ class RecordedVersions:
         self.edits = edits
         """What versions have besides what steps make of them."""
         self._journal = journal
+        self._clock = clock
+        self._policy = policy
         self._due = RecordingSchedule(settings.record)
         self._writing: dict[int, Made] = {}
         """By version that is written and not noted: when it was made, in that order."""
@@ -66,6 +89,25 @@ class RecordedVersions:
         """Workers that were there as training began."""
         self._lost: dict[int, None] = {}
         """Workers that the machine was told have died: their buffers and replicas count no more."""
+        # of the store's
+        self._workers = range(settings.workers)
+        self._ordered: dict[int, _Ordered] = {}
+        self._held: _Ordered | None = None
+        """The newest version, as it was ordered, if it is due and may be the last one. See `made`."""
+        self._switching: _Ordered | None = None
+        """What the version has that a switch is to make."""
+        # of means
+        self._recording = False
+        self._before = self.newest
+        """The mean before that one."""
+        self._mean_of: tuple[int, int, list[int], tuple[int, int] | None] | None = None
+        """What the last mean was made of, as `_replicas_now` returns it."""
+        self._again = False
+        """Whether a mean is due because one that was due can't be made."""
+        self._samples: int | None = None
+        """How many samples were in all replicas as one was last ordered a step."""
+        self._broken: dict[int, None] = {}
+        """Workers whose replicas were left behind in the middle of a step."""
 
     def begin(self, offer: messages.worker.Offered, workers: Sequence[int]) -> None:
         """Training begins with these workers, and with what the script asked for."""
@@ -95,12 +137,17 @@ class RecordedVersions:
     def counts(self, worker: int) -> None:
         """What this worker has counts from now on."""
         self._lost.pop(worker, None)
+        self._broken.pop(worker, None)
+        if worker not in self._trained:
+            self._trained = sorted([*self._trained, worker])
 
     def written(self, version: int, sha256: str, distance: float | None) -> None:
         """That version is on disk. `distance` is the replicas' distance from it, if it is their mean.
 
         It is noted once all that were made before it are: a mean may be on disk before the store's last version is.
         """
+        if distance is not None:
+            self._recording = False
         self._on_disk[version] = sha256, distance
         self._note()
 
@@ -143,34 +190,51 @@ class RecordedVersions:
         file = self.file(self.newest.version)
         self._cluster.record(self.newest.version, workers, file, self._buffers, known)
 
-
-class _Ordered(NamedTuple):
-    """A version that is not made yet."""
-
-    samples: int
-    lost: Collection[int]
-    """Workers whose buffers it goes without."""
-    known: messages.store.WorkersTold
-    """What it has besides what steps make of it."""
-
-
-class StoredVersions(RecordedVersions):
-    """The store makes every version, and writes those that are due."""
-
-    def __init__(
-        self, settings: Settings, cluster: Cluster, data: TrainingData, edits: Edits, journal: Journal
-    ) -> None:
-        super().__init__(settings, cluster, data, edits, journal)
-        self._workers = range(settings.workers)
-        self._ordered: dict[int, _Ordered] = {}
-        self._held: _Ordered | None = None
-        """The newest version, as it was ordered, if it is due and may be the last one. See `made`."""
-
     def ordered(self, version: int) -> None:
-        """The store is to make that version, which is not made yet."""
+        """The store is to make that version, or a replica its next one. Neither is made yet."""
+        if self._data.owned:
+            self._step_ordered()
+            return
         if self._held is not None:
             self._record_made(self._held)
         self._ordered[version] = self._as_it_is()
+
+    def record_last(self) -> bool:
+        """The newest version is the last, and replicas have made their last steps: have it written.
+
+        Return whether there is something left to wait for: a mean is made once the averages under way are.
+        """
+        if self._data.owned:
+            return self._record_last_mean()
+        if self.newest.version in self.hashes:
+            return False
+        self._record_made(self._as_it_is())
+        return True
+
+    def switches(self, version: int) -> SwitchVersion:
+        """A switch is ordered that makes this version. It is recorded, so a worker can begin with it at any time."""
+        made = self._switching = self._as_it_is()
+        if self._held is not None:
+            self._record_made(self._held)
+        if self._data.owned:
+            workers = self._policy.averages([one for one in self._survivors() if one not in self._broken])
+        else:
+            workers = [one for one in self._workers if one not in self._lost] or list(self._workers)
+        return SwitchVersion(version, workers, self.file(version), self._buffers, made.known)
+
+    def switched(self, beginning: SwitchMade) -> None:
+        """That version is made, and about to be written."""
+        made, self._switching = self._switching, None
+        assert made is not None
+        self._due.reached(made.samples)
+        replicas, distance = len(beginning.workers), beginning.distance
+        self.newest = Made(beginning.version, self._clock.at(), made.samples, replicas, distance)
+        self._writing[beginning.version] = self.newest
+        self._trained, self._again, self._samples = beginning.members, False, None
+        self._broken.clear()
+        self._mean_of = self._replicas_now() if self._data.owned else None
+
+    # --- versions of a store ---------------------------------------------------------------------------
 
     def made(self, version: int, at: float) -> None:
         """The store has made that version, `at` seconds since the run's start: write it if it is due.
@@ -182,17 +246,10 @@ class StoredVersions(RecordedVersions):
         self.newest = Made(version, at, made.samples)
         if not self._due.reached(made.samples):
             return
-        if self._ordered or made.known == messages.store.UNTOLD:
+        if self._ordered or made.known == messages.store.UNTOLD or self._switching is not None:
             self._record_made(made)
         else:
             self._held = made
-
-    def record_last(self) -> bool:
-        """The newest version is the last: have it written. Return whether there is something left to wait for."""
-        if self.newest.version in self.hashes:
-            return False
-        self._record_made(self._as_it_is())
-        return True
 
     def _as_it_is(self) -> _Ordered:
         """What a version has that is ordered now. No buffers count of workers that the machine knows to be dead.
@@ -206,64 +263,7 @@ class StoredVersions(RecordedVersions):
         alive = [worker for worker in self._workers if worker not in made.lost]
         self._write(alive or list(self._workers), made.known)
 
-
-class Means(RecordedVersions):
-    """A version is the mean of a cut through all replicas, made when it is due to be written."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        cluster: Cluster,
-        data: TrainingData,
-        edits: Edits,
-        journal: Journal,
-        clock: RunClock,
-        policy: RunPolicy,
-    ) -> None:
-        super().__init__(settings, cluster, data, edits, journal)
-        self._clock = clock
-        self._policy = policy
-        self._recording = False
-        self._before = self.newest
-        """The mean before that one."""
-        self._mean_of: tuple[int, int, list[int], tuple[int, int] | None] | None = None
-        """What the last mean was made of, as `_replicas_now` returns it."""
-        self._again = False
-        """Whether a mean is due because one that was due can't be made."""
-        self._samples: int | None = None
-        """How many samples were in all replicas as one was last ordered a step."""
-        self._broken: dict[int, None] = {}
-        """Workers whose replicas were left behind in the middle of a step."""
-
-    def ordered(self, version: int) -> None:
-        """A replica is to make its next version: record the mean of all if that is due.
-
-        It is not due after a further step of a batch, which has no samples of its own: a replay knows a mean by its
-        samples.
-        """
-        before, self._samples = self._samples, self._data.samples
-        if self._recording or (self._counted and self._samples == before):
-            return
-        survivors = self._survivors()
-        if self._again or self._policy.mean_due(self._data.samples, len(survivors), self._due):
-            self._again = False
-            self._record_mean(survivors)
-
-    def record_last(self) -> bool:
-        """All replicas have made their last steps: have their mean written once the averages under way are made.
-
-        As in `StoredVersions`.
-        """
-        if self._recording or self._cluster.progress.averaging:
-            return True
-        lacking = self._broken.keys() | self._policy.lacking
-        there = [worker for worker in self._survivors() if worker not in lacking]
-        if self._mean_of == self._replicas_now() or not there:
-            return False
-        if lacking:
-            self._journal.ledger.note(LACKING, sorted(lacking))
-        self._record_mean(there)
-        return self._recording or self.record_last()
+    # --- means of replicas -----------------------------------------------------------------------------
 
     def void(self, version: int, workers: Sequence[int]) -> None:
         """That mean can't be made, as these workers died in a step. Once the machine knows that, the next one is due.
@@ -277,18 +277,32 @@ class Means(RecordedVersions):
         if self.newest.version == version:
             self.newest = self._before
 
-    def counts(self, worker: int) -> None:
-        """See `RecordedVersions`."""
-        super().counts(worker)
-        self._broken.pop(worker, None)
-        if worker not in self._trained:
-            self._trained = sorted([*self._trained, worker])
+    def _step_ordered(self) -> None:
+        """A replica is to make its next version: record the mean of all if that is due.
 
-    def written(self, version: int, sha256: str, distance: float | None) -> None:
-        """That mean is on disk, or a version that a store or a switch has made."""
-        if distance is not None:
-            self._recording = False
-        super().written(version, sha256, distance)
+        It is not due after a further step of a batch, which has no samples of its own: a replay knows a mean by its
+        samples.
+        """
+        before, self._samples = self._samples, self._data.samples
+        if self._recording or (self._counted and self._samples == before):
+            return
+        survivors = self._survivors()
+        if self._again or self._policy.mean_due(self._data.samples, len(survivors), self._due):
+            self._again = False
+            self._record_mean(survivors)
+
+    def _record_last_mean(self) -> bool:
+        """All replicas have made their last steps: have their mean written once the averages under way are made."""
+        if self._recording or self._cluster.progress.averaging:
+            return True
+        lacking = self._broken.keys() | self._policy.lacking
+        there = [worker for worker in self._survivors() if worker not in lacking]
+        if self._mean_of == self._replicas_now() or not there:
+            return False
+        if lacking:
+            self._journal.ledger.note(LACKING, sorted(lacking))
+        self._record_mean(there)
+        return self._recording or self._record_last_mean()
 
     def _record_mean(self, workers: list[int]) -> None:
         """The mean of these workers' replicas as they are at this moment is the next version: write it."""
@@ -311,52 +325,3 @@ class Means(RecordedVersions):
         """
         workers = [worker for worker in self._trained if worker not in self._lost]
         return self._data.foremost(workers) if self._cluster.spec.pushes == "gradient" else workers
-
-
-class RunVersions(Means, StoredVersions):
-    """The versions of a run: of its store, or means while each worker owns a replica. A switch makes one of either."""
-
-    _switching: _Ordered | None = None
-    """What the version has that a switch is to make."""
-
-    @property
-    def _by(self) -> type[Means | StoredVersions]:
-        """Which versions are made now."""
-        return Means if self._data.owned else StoredVersions
-
-    def ordered(self, version: int) -> None:
-        """See `Means` and `StoredVersions`."""
-        self._by.ordered(self, version)
-
-    def record_last(self) -> bool:
-        """See `Means` and `StoredVersions`."""
-        return self._by.record_last(self)
-
-    def switches(self, version: int) -> SwitchVersion:
-        """A switch is ordered that makes this version. It is recorded, so a worker can begin with it at any time."""
-        made = self._switching = self._as_it_is()
-        if self._held is not None:
-            self._record_made(self._held)
-        if self._data.owned:
-            workers = self._policy.averages([one for one in self._survivors() if one not in self._broken])
-        else:
-            workers = [one for one in self._workers if one not in self._lost] or list(self._workers)
-        return SwitchVersion(version, workers, self.file(version), self._buffers, made.known)
-
-    def made(self, version: int, at: float) -> None:
-        """See `StoredVersions`. What is made before a switch is not the last."""
-        super().made(version, at)
-        if self._switching is not None and self._held is not None:
-            self._record_made(self._held)
-
-    def switched(self, beginning: SwitchMade) -> None:
-        """That version is made, and about to be written."""
-        made, self._switching = self._switching, None
-        assert made is not None
-        self._due.reached(made.samples)
-        replicas, distance = len(beginning.workers), beginning.distance
-        self.newest = Made(beginning.version, self._clock.at(), made.samples, replicas, distance)
-        self._writing[beginning.version] = self.newest
-        self._trained, self._again, self._samples = beginning.members, False, None
-        self._broken.clear()
-        self._mean_of = self._replicas_now() if self._data.owned else None

@@ -97,7 +97,7 @@ def _of_store(checking: Checking, recorded: Mapping[int, _Recorded]) -> None:
         return
     due = made.expected | ({made.last} if checking.completed and not made.ends_in_replicas else set())
     so_far = math.inf if checking.completed else max(recorded, default=-1)
-    # A run that is stopped records where it stands. One that is killed there may not have: see `StoredVersions.made`.
+    # A run that is stopped records where it stands. One that is killed there may not have: see `RecordedVersions.made`.
     stops = {segment.version for segment in checking.run.segments[1:]}
     for version in sorted(due - recorded.keys() - stops):
         if version <= so_far:
