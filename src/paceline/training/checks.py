@@ -21,6 +21,7 @@ def check(model: Any, optimizer: Any, epochs: Any, buffers: Any, shards: Any) ->
     _check_kinds(model, optimizer)
     _check_parameters(model, optimizer)
     _check_buffers(model)
+    _check_views(model)
     _check_optimizer(model, optimizer)
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
@@ -115,6 +116,25 @@ def _check_buffers(model: nn.Module) -> None:
                 f'elements of the buffer "{name}" share memory, as expand() leaves them; '
                 "give it memory of its own by clone()"
             )
+
+
+def _check_views(model: nn.Module) -> None:
+    """No module keeps a view of a parameter: the parameter moves, and the view would show what it was for ever."""
+    named = list(model.named_parameters())
+    stored = {parameter.untyped_storage().data_ptr(): name for name, parameter in named if parameter.numel()}
+    own = {id(parameter) for _, parameter in named}
+    for place, module in model.named_modules():
+        if module._forward_pre_hooks:  # spectral_norm and its like make it anew before each forward
+            continue
+        for attribute, value in vars(module).items():
+            kept = value if isinstance(value, list | tuple) else (value,)
+            tensors = [one for one in kept if isinstance(one, Tensor) and id(one) not in own and one.numel()]
+            for one in tensors:
+                if one.layout is torch.strided and (name := stored.get(one.untyped_storage().data_ptr())):
+                    raise ConfigError(
+                        f'"{".".join(filter(None, (place, attribute)))}" is a view of the parameter "{name}", which moves '
+                        "in prepare(); make it in the forward, or keep a copy"
+                    )
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
