@@ -38,7 +38,7 @@ SAID = [
     host_messages.Printed(2, b"what a worker prints\n"),
     host_messages.Taken(2, 3),
     host_messages.Fetched("node-0", "version", 2, 3, 4096, 0.5),
-    host_messages.RangeMade(messages.store.Committed(3, 0.5, 1 << 60, ("weight", 2))),
+    host_messages.RangeMade(messages.store.Committed(3, 1 << 60, ("weight", 2))),
     host_messages.RangeNorms(messages.store.Norms(3, [(0, 0.5)])),
     host_messages.Stored((2, 3, "update")),
     host_messages.Reaches("node-2", True),

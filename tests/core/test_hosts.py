@@ -69,7 +69,7 @@ def test_a_host_too_many_is_refused_in_one_line(host: str, why: str) -> None:
 def test_a_host_lost_while_others_gather_is_expected_again_and_has_not_left() -> None:
     found = hosts()
     found.came("b", 0.0)
-    assert listens(found, 0, 11) == [EndHost("b", 1, False, "silent for 11.0 s")]
+    assert listens(found, 0, 11) == [EndHost("b", 1, "silent for 11.0 s")]
     assert found.stage("b") == "expected"
     found.came("c", 11.0)
     assert found.missing == 1
@@ -80,7 +80,7 @@ def test_a_host_lost_while_others_gather_is_expected_again_and_has_not_left() ->
 def test_a_host_is_lost_once_it_was_silent_for_longer_than_the_timeout() -> None:
     found = begun("b", "c")
     assert listens(found, 0, 10, "c") == []
-    assert listens(found, 10, 11, "c") == [EndHost("b", 1, True, "silent for 11.0 s")]
+    assert listens(found, 10, 11, "c") == [EndHost("b", 1, "silent for 11.0 s")]
     assert found.stage("b") == "left"
     assert found.members() == {"c": 1}
     assert listens(found, 11, 40, "c") == [], "that is said once"
@@ -92,7 +92,7 @@ def test_a_host_whose_connection_is_lost_has_a_fifth_of_the_timeout_to_come_back
     found.disconnected("c", 1, 0.0)
     assert listens(found, 0, 2, "c") == []
     found.connected("c", 1, 2.0)
-    assert listens(found, 2, 30, "c") == [EndHost("b", 1, True, "its connection was lost, and it has not come back")]
+    assert listens(found, 2, 30, "c") == [EndHost("b", 1, "its connection was lost, and it has not come back")]
 
 
 def test_a_host_that_may_have_been_turned_away_has_that_time_from_then_on() -> None:
@@ -102,7 +102,7 @@ def test_a_host_that_may_have_been_turned_away_has_that_time_from_then_on() -> N
         assert listens(found, second - 1, second, "c") == []
         found.crowded(float(second))
     assert listens(found, 5, 7, "c") == []
-    assert listens(found, 7, 8, "c") == [EndHost("b", 1, True, "its connection was lost, and it has not come back")]
+    assert listens(found, 7, 8, "c") == [EndHost("b", 1, "its connection was lost, and it has not come back")]
 
 
 def test_a_host_is_lost_after_the_timeout_whoever_else_is_turned_away() -> None:
@@ -111,7 +111,7 @@ def test_a_host_is_lost_after_the_timeout_whoever_else_is_turned_away() -> None:
     for second in range(1, 11):
         assert listens(found, second - 1, second, "c") == []
         found.crowded(float(second))
-    assert listens(found, 10, 11, "c") == [EndHost("b", 1, True, "silent for 11.0 s")]
+    assert listens(found, 10, 11, "c") == [EndHost("b", 1, "silent for 11.0 s")]
 
 
 def test_what_the_head_has_missed_does_not_excuse_a_host_for_ever() -> None:
@@ -119,7 +119,7 @@ def test_what_the_head_has_missed_does_not_excuse_a_host_for_ever() -> None:
     listens(found, 0, 5)
     found.tick(1000.0)
     (end,) = listens(found, 1000, 1010)
-    assert end == EndHost("b", 1, True, "silent for 11.0 s")
+    assert end == EndHost("b", 1, "silent for 11.0 s")
 
 
 def test_the_loop_is_to_come_round_ten_times_in_a_timeout() -> None:
@@ -147,7 +147,7 @@ def test_a_host_that_was_lost_comes_back_as_a_new_incarnation() -> None:
 
 def test_another_host_may_come_in_place_of_one_that_has_left() -> None:
     found = begun("b", "c")
-    assert found.leaves("c", 1, "drained") == [EndHost("c", 1, True, "drained")]
+    assert found.leaves("c", 1, "drained") == [EndHost("c", 1, "drained")]
     assert found.came("d", 1.0) == [Admit("d", 1)]
     assert found.number("d") == 3
     assert found.came("c", 1.0) == [RefuseHost("c", "this run has all of its 3 hosts")]
@@ -160,7 +160,7 @@ def test_a_new_process_on_a_host_that_has_fallen_silent_ends_the_one_before(sile
         found.disconnected("b", 1, 1.0)
     else:
         assert listens(found, 0, 5) == []
-    assert found.came("b", 5.0) == [EndHost("b", 1, True, "it has come again"), Admit("b", 2)]
+    assert found.came("b", 5.0) == [EndHost("b", 1, "it has come again"), Admit("b", 2)]
 
 
 UNREACHABLE: dict[str, tuple[str, list[tuple[str, str]], str, list[tuple[str, str]]]] = {
@@ -184,7 +184,7 @@ def test_of_hosts_that_cannot_reach_each_other_one_ends(
     for one, other in pairs:
         found.unreachable((one, 1), (other, 0 if other == "head" else 1), 0.0)
     whys = [f"it and host {other} can't reach each other" if other else "silent for 11.0 s" for _, other in ended]
-    wanted = [EndHost(host, 1, True, why) for (host, _), why in zip(ended, whys, strict=True)]
+    wanted = [EndHost(host, 1, why) for (host, _), why in zip(ended, whys, strict=True)]
     assert listens(found, 0, 40, *heard) == wanted
 
 
@@ -197,7 +197,7 @@ def test_a_host_that_comes_back_holds_no_shard() -> None:
     found.exchanges("c", 1)
     found.unreachable(("c", 1), ("b", 2), 0.0)
     (end,) = listens(found, 0, 30, "b", "c")
-    assert end == EndHost("b", 2, True, "it and host c can't reach each other")
+    assert end == EndHost("b", 2, "it and host c can't reach each other")
 
 
 def test_hosts_that_reach_each_other_again_stay() -> None:

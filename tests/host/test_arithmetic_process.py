@@ -108,7 +108,7 @@ def test_a_version_is_written_as_it_was_though_commits_follow_at_once_and_anothe
     assert (kept.file, kept.error) == (file, None)
     assert kept.sha256 == hashlib.sha256((tmp_path / "store").read_bytes()).hexdigest()
     assert [*read(OfStore, tmp_path / "store").buffers] == [0, 1]
-    for workers, kept_of in (([1, 5], [1]), ([5], [0, 1])):
+    for workers, kept_of in (((1, 5), [1]), ((5,), [0, 1])):
         first.send(messages.store.KeepState(2, str(tmp_path / "living"), workers=workers))
         assert isinstance(first.heard(), messages.store.FileKept)
         assert [*read(OfStore, tmp_path / "living").buffers] == kept_of

@@ -45,7 +45,7 @@ def test_an_update_is_multiplied_by_what_was_ordered_for_its_push_and_by_its_wei
 
 
 def made(version: int, checksum: int, found: tuple[str, int | None] | None = None) -> messages.store.Committed:
-    return messages.store.Committed(version, 0.0, checksum, found)
+    return messages.store.Committed(version, checksum, found)
 
 
 def test_a_version_is_made_once_all_hosts_have_made_their_range_of_it() -> None:
@@ -139,7 +139,7 @@ def test_a_version_that_is_not_finite_is_the_one_that_the_next_is_made_from_thou
     for step in (0, 1):
         one.pushes(0, step)
         one.orders(step + 1, (0, step))
-    one.said_by_store(messages.store.Committed(1, 0.0, 0, ("weight", 0)))
+    one.said_by_store(messages.store.Committed(1, 0, ("weight", 0)))
     assert [(commit.version, commit.source) for commit in one.commits()] == [(1, 0), (2, 1)]
 
 

@@ -98,7 +98,7 @@ def computed(step: int) -> Action:
 
 
 def made(version: int) -> Action:
-    return lambda company: company.said_by_store(messages.store.Committed(version, 0.0, 0, None))
+    return lambda company: company.said_by_store(messages.store.Committed(version, 0, None))
 
 
 def says(message: messages.Message) -> Action:
@@ -182,7 +182,7 @@ class TestOrders:
         two.said_by_store(messages.store.StateReady(0, None), "of the first one")
         two.crew.hear(0, messages.worker.StateWanted())
         two.said_by_store(messages.store.StateReady(0, None), "of its own")
-        assert [(0, "of its own")] == two.crew.handed
+        assert two.crew.handed == [(0, "of its own")]
 
     def test_what_is_recorded_comes_along_wherever_the_worker_is(self, training: Makes, tmp_path: Path) -> None:
         """So a path of this machine is told to no other, and several workers may be told of one version."""

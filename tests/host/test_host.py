@@ -225,7 +225,7 @@ def maker(early_maker: OneHost) -> OneHost:
 def makes(maker: OneHost, version: int) -> None:
     """This host is to make its range of the version, and has made it."""
     maker.host.tell(host_messages.MakeRange(version, [], None, look=True))
-    maker.loop.hear(STORE, messages.store.Committed(version, 0.0, 0, None))
+    maker.loop.hear(STORE, messages.store.Committed(version, 0, None))
 
 
 def claimed(maker: OneHost) -> list[object]:

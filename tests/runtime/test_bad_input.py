@@ -154,7 +154,10 @@ UNFIT = [
     ("optimizer.mine = {id(model.weight)}", 'keeps parameters in its attribute "mine"; Paceline steps others in the'),
     ("optimizer.mine = {model.weight: 0.1}", 'keeps parameters in its attribute "mine"; Paceline steps others in th'),
     ("optimizer.state['count'] = 0", "the optimizer's state has keys that are no parameters; keep them in its"),
-    ("model.seen = model.weight.t()", '"seen" is a view of the parameter "weight", which moves in prepare(); make it in'),
+    (
+        "model.seen = model.weight.t()",
+        '"seen" is a view of the parameter "weight", which moves in prepare(); make',
+    ),
     ("model.register_buffer('shadow', model.weight.data)", 'the buffer "shadow" shares the memory of the parameter "w'),
     ("model.register_buffer('scale', torch.ones(1).expand(4))", 'elements of the buffer "scale" share memory, as ex'),
     ("model.register_buffer('graph', torch.eye(4).to_sparse())", 'the buffer "graph" is sparse_coo, not dense; repl'),

@@ -117,7 +117,7 @@ class Company:
     def make(self) -> int:
         """The version that was told last is made."""
         version = self.commits()[-1].version
-        self.said_by_store(messages.store.Committed(version, 0.0, 0, None))
+        self.said_by_store(messages.store.Committed(version, 0, None))
         return version
 
     def pushes(self, worker: int, step: int) -> None:

@@ -159,8 +159,9 @@ class Snapshots:
         draft.missed += 1
         if draft.missed == TOLD_OF:
             self._output.say(
-                f"the snapshot after {count(draft.state.steps, 'step')} waits for {workers_named(sorted(draft.packing))} "
-                "to answer, and no newer one is taken until then; if it hangs, end its process"
+                f"the snapshot after {count(draft.state.steps, 'step')} waits for "
+                f"{workers_named(sorted(draft.packing))} to answer, and no newer one is taken until then; "
+                "if it hangs, end its process"
             )
 
     def switches(self, version: int) -> None:

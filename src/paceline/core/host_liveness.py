@@ -56,11 +56,10 @@ class RefuseHost:
 
 @dataclass(frozen=True, slots=True)
 class EndHost:
-    """End this incarnation: exchange nothing more with it. If it was a member, its workers have left."""
+    """End this incarnation: exchange nothing more with it."""
 
     host: str
     incarnation: int
-    was_member: bool
     why: str
 
 
@@ -276,11 +275,10 @@ class Hosts:
         return None if self.missing else f"this run has all of its {self.wanted + 1} hosts"
 
     def _ends(self, one: _Host, why: str) -> list[Order]:
-        was_member = one.stage == "member"
         one.stage = "left" if self._begun else "expected"
         one.exchanges = False
         self._pairs = {names: pair for names, pair in self._pairs.items() if one.host not in names}
-        return [EndHost(one.host, one.incarnation, was_member, why)]
+        return [EndHost(one.host, one.incarnation, why)]
 
     def _reports(self, end: tuple[str, int]) -> bool:
         return end[0] == self.head or self._living(*end) is not None

@@ -49,6 +49,7 @@ schedule all workers have to begin with the same one. The filter finds a slow wo
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -147,7 +148,7 @@ def static_group(request: int, place: int, workers: int, node: int) -> range:
 
 def misfit(config: Config, hosts: Sequence[str]) -> str:
     """Why this config can't train on these hosts; empty if it can."""
-    sizes = _sizes(hosts)
+    sizes = Counter(hosts)
     if config.schedule == "static" and len(set(sizes.values())) > 1:
         listed = ", ".join(f"{host} {count}" for host, count in sizes.items())
         return f"ripples: schedule is static; every node must have as many workers as the others, and has: {listed}"
@@ -161,19 +162,12 @@ def misfit(config: Config, hosts: Sequence[str]) -> str:
 
 def remark(config: Config, hosts: Sequence[str]) -> str:
     """A note for the user at start-up on these hosts; empty if there is none."""
-    if len(hosts) > 1 and config.schedule == "static" and set(_sizes(hosts).values()) != {len(TABLE)}:
+    if len(hosts) > 1 and config.schedule == "static" and set(Counter(hosts).values()) != {len(TABLE)}:
         return (
             "ripples: the static schedule's table is for four workers on each node; here groups are blocks of 1, 2, 1, "
             "4, 1, 2, 1, 8, ... neighbours, by the ruler"
         )
     return ""
-
-
-def _sizes(hosts: Iterable[str]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for host in hosts:
-        sizes[host] = sizes.get(host, 0) + 1
-    return sizes
 
 
 @dataclass(slots=True)
@@ -315,7 +309,7 @@ class Machine:
                 raise AssertionError(fact)
 
     def _begin(self, workers: list[tuple[int, str]]) -> None:
-        sizes = _sizes(host for _, host in workers)
+        sizes = Counter(host for _, host in workers)
         self.node_size = next(iter(sizes.values()), 0) if len(set(sizes.values())) == 1 else 0
         self.nodes = {host: node for node, host in enumerate(sizes)}
         by_node: list[list[int]] = [[] for _ in sizes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 
 @dataclass
@@ -40,12 +41,12 @@ class Eta:
                 known.setdefault(name, []).append(seconds)
         if not known:
             return None
-        usual = _mean([seconds for several in known.values() for seconds in several])
+        usual = fmean([seconds for several in known.values() for seconds in several])
         left = 0.0
         for number, name in enumerate(self.names):
             if self.took[number] is None:
                 passed = self.clock() - self._begun if number == self._present else 0.0
-                left += max(0.0, (_mean(known[name]) if name in known else usual) - passed)
+                left += max(0.0, (fmean(known[name]) if name in known else usual) - passed)
         return left
 
     def __str__(self) -> str:
@@ -60,7 +61,3 @@ def roughly(seconds: float) -> str:
         return f"{max(1, round(seconds))} s"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers)

@@ -382,9 +382,7 @@ def scratch_for(layout: Layout, optimizer: torch.optim.Optimizer) -> memoryview:
     return memoryview(mmap.mmap(-1, max(1, longest)))  # takes memory only where it is used
 
 
-def _part(
-    optimizer: torch.optim.Optimizer, pieces: list[Piece], attributes: Mapping[int, Mapping[str, Any]]
-) -> Chunk:
+def _part(optimizer: torch.optim.Optimizer, pieces: list[Piece], attributes: Mapping[int, Mapping[str, Any]]) -> Chunk:
     groups = list(range(len(optimizer.param_groups)))
     if type(optimizer) in ELEMENTWISE | WHOLE:
         groups = sorted({piece.entry.group for piece in pieces})

@@ -12,7 +12,6 @@ import queue
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -66,10 +65,9 @@ def _serve(store: Store, end: socket.socket) -> int:
             order, descriptors = channel.receive()
             match order:
                 case messages.store.Commit():
-                    began = time.perf_counter()
                     made = _commit(store, order, recorder)
-                    found, seconds = _not_finite(made.not_finite), time.perf_counter() - began
-                    recorder.send(messages.store.Committed(order.version, seconds, made.checksum, found))
+                    found = _not_finite(made.not_finite)
+                    recorder.send(messages.store.Committed(order.version, made.checksum, found))
                 case messages.store.MakeEarly():
                     recorder.send(_make_early(store, order))
                 case messages.store.TakeNorms():

@@ -131,9 +131,10 @@ def _check_views(model: nn.Module) -> None:
             tensors = [one for one in kept if isinstance(one, Tensor) and id(one) not in own and one.numel()]
             for one in tensors:
                 if one.layout is torch.strided and (name := stored.get(one.untyped_storage().data_ptr())):
+                    view = ".".join(filter(None, (place, attribute)))
                     raise ConfigError(
-                        f'"{".".join(filter(None, (place, attribute)))}" is a view of the parameter "{name}", which moves '
-                        "in prepare(); make it in the forward, or keep a copy"
+                        f'"{view}" is a view of the parameter "{name}", which moves in prepare(); make it in the '
+                        "forward, or keep a copy"
                     )
 
 

@@ -860,7 +860,7 @@ class Store(Program):
                 self.say(messages.store.Making(order.version, *piece))
         self.made = order.version
         found = ("weight", None) if order.look and self.not_finite(order.version) else None
-        self.say(messages.store.Committed(order.version, 0.0, order.version, found))
+        self.say(messages.store.Committed(order.version, order.version, found))
 
     def _makes_early(self, order: messages.store.MakeEarly) -> Course:
         """Make pieces of what the next version is to be, if its terms are what they are likely to be in the end."""

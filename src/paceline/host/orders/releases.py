@@ -122,15 +122,9 @@ class Releases:
         """
         self._shelf.release(step_of(worker))
 
-    def hold(self, worker: int) -> int:
-        """Keep the newest version for the worker, in the place of the one that it computed on. Return it."""
-        self._shelf.claim(step_of(worker), Version(self._versions.newest))
-        return self._versions.newest
-
-    def look(self, worker: int) -> int:
-        """Keep the newest version for the worker besides, until `looked`. Return it."""
-        self._shelf.claim(look_of(worker), Version(self._versions.newest))
-        return self._versions.newest
+    def look(self, worker: int, *, hold: bool) -> None:
+        """Keep the newest version for the worker, besides what it computed on until `looked`, or in its place."""
+        self._shelf.claim((step_of if hold else look_of)(worker), Version(self._versions.newest))
 
     def looked(self, worker: int) -> None:
         """The worker has copied the version that it looked at."""

@@ -199,7 +199,7 @@ class HostSnapshots:
 
         def keep() -> None:
             number, shares = self._shares.ask(held=True)
-            living = [worker for worker, seat in self._seats.items() if not seat.died]
+            living = tuple(worker for worker, seat in self._seats.items() if not seat.died)
             self._send(messages.store.KeepState(place, file, number, shares, living))
             self._commits.brings(version, lambda: self._shares.release(number))
 

@@ -55,7 +55,7 @@ class WorkerReports:
                 self._cluster.memory.offered(message)
                 self._cluster.shard_server.maker.tells |= bool(message.device)
             case messages.worker.SnapshotWanted(hold=hold):
-                (self._cluster.releases.hold if hold else self._cluster.releases.look)(worker)
+                self._cluster.releases.look(worker, hold=hold)
             case messages.worker.SnapshotTaken():
                 self._cluster.releases.looked(worker)
                 self._cluster.commits.go_on()

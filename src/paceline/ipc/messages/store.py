@@ -8,7 +8,7 @@ import msgspec
 
 from paceline.core.machine import Outer
 from paceline.core.state_edits import StateEdit
-from paceline.ipc.endpoint import Count, Message, Seconds, Word
+from paceline.ipc.endpoint import Count, Message, Word
 
 # a host to its store's process
 
@@ -228,7 +228,7 @@ class KeepState(Message):
     file: str
     number: int = 0
     shares: int = 0
-    workers: list[int] = []
+    workers: tuple[int, ...] = ()
     """Whose buffers count, as they have not died. None of them: all that there are."""
 
 
@@ -363,7 +363,6 @@ class Committed(Message):
     """That version is whole."""
 
     version: Count
-    seconds: Seconds
     checksum: int
     """See `store.store.CommitResult`."""
     not_finite: tuple[Word, Count | None] | None

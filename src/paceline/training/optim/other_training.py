@@ -190,9 +190,9 @@ class OtherTraining:
 def not_prepared(name: str) -> str:
     """What a worker does that trains parameters of the script's in its loop that are no part of the prepared model."""
     return (
-        f"steps another optimizer in its loop, {name}, over parameters that prepare() was not given: each worker trains "
-        "its own on its share of the data, and saves that; put both parts into one model, and give prepare() one "
-        "optimizer with a group for each"
+        f"steps another optimizer in its loop, {name}, over parameters that prepare() was not given: each worker "
+        "trains its own on its share of the data, and saves that; put both parts into one model, and give prepare() "
+        "one optimizer with a group for each"
     )
 
 

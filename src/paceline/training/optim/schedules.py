@@ -438,9 +438,9 @@ def uncounted(name: str) -> str:
 def of_several(name: str, steps: int) -> str:
     """What a worker does whose prepared scheduler steps once in so many of its steps."""
     return (
-        f"steps {name} once in {steps} of its own steps, within its loop: each call goes as far as all workers' batches "
-        "since the last one. If a call ends an epoch that the script counts by its own steps, leave the scheduler out "
-        "of prepare(): then a call is one step"
+        f"steps {name} once in {steps} of its own steps, within its loop: each call goes as far as all workers' "
+        "batches since the last one. If a call ends an epoch that the script counts by its own steps, leave the "
+        "scheduler out of prepare(): then a call is one step"
     )
 
 
