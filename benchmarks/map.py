@@ -277,7 +277,12 @@ def picture(kept: Kept) -> str:
         lines.append(_text(LEFT - 10, TOP + HIGH * (row + 0.5) + 4, name, 13, at="end"))
         for column, unequal in enumerate(UNEQUAL):
             lines += _cell(kept, Cell(link, unequal), LEFT + WIDE * column, TOP + HIGH * row)
-    note = "Hatched: simulated only. “or”: within the seeds’ spread."
+    seeds = {run.seed for run in kept.real}
+    note = (
+        "Hatched: simulated only. “or”: within the seeds’ spread."
+        if len(seeds) > 1
+        else "One seed. Hatched: simulated only."
+    )
     return "\n".join([*lines, _text(16, height - 14, note, 12), "</svg>", ""])
 
 
