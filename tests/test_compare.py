@@ -185,6 +185,15 @@ def test_a_diverged_run_is_a_result(job: Job, capsys: pytest.CaptureFixture[str]
     assert [(row["diverged"], row["never"]) for row in state()["protocols"]] == [(0, 0), (1, 1)]
 
 
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_run_that_diverged_is_compared_by_nothing_but_the_others_metric(when: int, job: Job) -> None:
+    """Its versions are not evaluated, and what its script logs is something else."""
+    job.ends["asp", when] = job.ends["bsp", when] = diverges
+    assert compare(*TWO) == 0
+    assert state()["metric"] == "accuracy"
+    assert [row["final"]["mean"] for row in state()["protocols"]] == [0.96, 0.96]
+
+
 def test_a_protocol_has_one_name_however_its_defaults_are_typed(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare("-p", "ssp:bound=3") == 0
     out = capsys.readouterr().out

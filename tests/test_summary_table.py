@@ -122,6 +122,15 @@ def test_an_interruption_before_the_first_step_is_called_that(capsys: pytest.Cap
     assert "\ninterrupted\n" in shown([50], 32.0, capsys, outcome="interrupted")
 
 
+def test_of_a_training_that_was_not_completed_nobody_knows_what_its_script_measures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    missed: Any = {"targets": {"accuracy>=0.9": None}}
+    assert "the script registers no evaluate" in shown([50], 32.0, capsys, **missed)
+    stopped = shown([50], 32.0, capsys, outcome="interrupted", **missed)
+    assert "not met; metrics: none; evaluate measures the versions of a training that was completed" in stopped
+
+
 def test_batches_that_no_worker_was_left_to_take_are_said_in_the_reader_s_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -168,6 +168,17 @@ def test_a_host_whose_workers_share_the_blame_is_named(tmp_path: Path, explained
     assert "Worker 3 made the others wait most" in alone
 
 
+def test_what_workers_of_a_host_waited_for_each_other_is_not_put_down_to_their_host(
+    tmp_path: Path, explained: Explain
+) -> None:
+    """Three of four workers are on one host. Whom they wait for is mostly there."""
+    tables = (HostTable(name="a", workers=range(1)), HostTable(name="b", workers=range(1, 4), latency=0.001))
+    scenario = Scenario(compute=0.05, jitter=0.3, nodes=2, workers=4, host_tables=tables)
+    said = explained(simulated(tmp_path / "run", "bsp", steps=400, slow=None, scenario=scenario))
+    (share,) = re.findall(r"The workers of b made the others wait most: (\d+) % of their time", said)
+    assert int(share) < 50
+
+
 @pytest.mark.parametrize(
     ("compute", "advice"),
     [

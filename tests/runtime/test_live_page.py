@@ -395,6 +395,13 @@ def test_a_recorded_run_is_shown_as_its_summary_has_it(tmp_path: Path) -> None:
     assert [value for _, value in curve["points"]] == pytest.approx([row["error"] for row in summary["evaluations"]])
 
 
+def test_a_run_that_was_simulated_is_shown_though_it_has_no_script(tmp_path: Path) -> None:
+    run = copied("ssp", tmp_path / "one")
+    config = run / "config.toml"
+    config.write_text("".join(line for line in config.open() if not line.startswith("script = ")))
+    assert LedgerFollower(run).look()["title"] == "ssp:bound=1"
+
+
 def cut(run: Path, share: float) -> None:
     """Leave that share of each table of the run's ledger, as if it had come no further."""
     with closing(sqlite3.connect(run / "ledger.sqlite")) as ledger, ledger:

@@ -87,6 +87,13 @@ def test_a_view_has_each_workers_steps_lead_staleness_and_what_it_logged_last(ta
     assert (view.steps, view.speed, view.done, view.left) == (4, 2.0, None, None)
 
 
+def test_steps_of_workers_that_a_resumed_run_has_no_more_are_done(tally: Tally) -> None:
+    watch = watch_of({0: member(0)}, tally)
+    for worker in (0, 1):
+        stepped(tally, worker, 0, 1.0)
+    assert watch.look(2.0).steps == 2
+
+
 def test_a_speed_is_of_the_last_seconds(tally: Tally) -> None:
     watch = watch_of({0: member(0), 1: member(1)}, tally)
     step = 0

@@ -14,6 +14,10 @@ from typing import Any
 ROW = {"compute_seconds": 3.0, "wait_seconds": 1.0, "transfer_seconds": 0.0, "other_seconds": 0.0}
 
 
+LOGGED = {"value": 3.0, "version": 1, "worker": 0, "step": 1}
+"""What the script has logged first and last."""
+
+
 @dataclass
 class Job:
     """In the place of `series.make_run`. A run is named by what `name` makes of `-p`, and by its seed."""
@@ -52,6 +56,7 @@ class Job:
             "per_worker": [ROW],
             "staleness": {"mean": 0.5, "max": 3},
             "evaluations": [] if code else evaluations,
+            "scalars": {"loss": {one: {**LOGGED, "at_seconds": seconds} for one in ("first", "last")}},
         }
         (folder / "summary.json").write_text(json.dumps(summary))
         (folder / "config.toml").write_text(self.config)

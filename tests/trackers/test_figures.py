@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from paceline.core.choice import choose
-from paceline.core.facts import GradientReady, TrainingBegan
+from paceline.core.facts import GradientReady, TrainingBegan, WorkerLeft
 from paceline.core.orders import ApplyUpdate
 from paceline.display.trackers.figures import Figures, parameters, results
 from paceline.job.interrupts import Interrupts
@@ -86,6 +86,9 @@ def test_rates_are_those_since_the_last_look() -> None:
     assert found["paceline/waiting"] == 0.5  # two seconds of four
     assert found["paceline/staleness"] == 0.0
     assert found["paceline/seconds"] == 4.0
+    tally.record(WorkerLeft(worker=1, reason="died", at=4.0), [])
+    tally.step_times(0, 6, StepTimes(4.0, 0.0, 0.0, 2.0, 0.0, 0.0))
+    assert figures.look(6.0)["paceline/waiting"] == 1.0, "the worker that is left waited all the time"
 
 
 def test_results_are_the_summary_s() -> None:

@@ -91,8 +91,11 @@ def _results(summary: Summary) -> Iterator[str]:
     if summary["protocol"]["name"] in registry():  # a baseline is none
         yield from filter(None, [" ".join(harm(summary, choice_of(summary, registry())))])
     known = ", ".join(sorted({*metrics_of(summary["evaluations"]), *logged}))
+    none = "none, as the script registers no evaluate and logs none of them"
+    if summary["outcome"] != "completed":
+        none = "none; evaluate measures the versions of a training that was completed"
     for target, met in summary["targets"].items():
-        missed = f"not met; metrics: {known or 'none, as the script registers no evaluate and logs none of them'}"
+        missed = f"not met; metrics: {known or none}"
         yield f"{target}: " + (f"after {met['at_seconds']:.1f} s" if met else missed)
 
 

@@ -236,7 +236,7 @@ class Watch:
         done, until = self._done(at)
         return View(
             seconds=at,
-            steps=sum(steps.values()),
+            steps=self._tally.steps,
             speed=sum(speeds.values()),
             done=done,
             rows=rows,

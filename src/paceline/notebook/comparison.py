@@ -97,7 +97,8 @@ class Comparison:
         from paceline.runs.report import report
 
         path = self._folder / PAGE if out is None else Path(out).absolute()
-        report(self._with_ledgers(), path, lambda line: None)
+        self._with_ledgers()
+        report([self._folder], path, lambda line: None)
         return Page(path)
 
     def plot(self, metric: str | None = None) -> Figure:

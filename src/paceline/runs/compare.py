@@ -127,7 +127,9 @@ def carry_out(plan: Plan, state: dict[str, Any], places: Places, shown: Shown, t
                     summary = carried_out(words, run, plan.folder / STATE, taken, done)
                 pace.end()
             _check_metric(plan.target, summary, run)
-            metric = plan.target.metric if plan.target else chief_metric(summary) or state.get("metric")
+            metric = plan.target.metric if plan.target else state.get("metric")
+            if metric is None and summary["outcome"] == "completed":  # another run's versions were not evaluated
+                metric = chief_metric(summary)
             plain = plain_run(summary, plan.target, metric, plan.choices[name])
             runs[name][seed] = {"folder": run.name, **plain}
             state = state | _known(runs, plan, metric)

@@ -65,7 +65,7 @@ class LedgerFollower:
         """Forget what was read."""
         config = tomllib.loads(read_record(self.folder / CONFIG).decode())
         choice = choice_of(config, registry())
-        self._about = About.of(choice, config["script"], self.folder, choice.reasons)
+        self._about = About.of(choice, config.get("script", "simulated"), self.folder, choice.reasons)
         self._epochs: int | None = config.get("limits", {}).get("epochs")
         self._targets = [Target.parse(text) for text in config.get("targets", ())]
         self._tally = Tally(RunModel(waits=WaitSums()))

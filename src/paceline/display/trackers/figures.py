@@ -88,8 +88,8 @@ class Figures:
                 found["samples_per_second"] = since["samples"] / passed
             if since["updates"] > 0:
                 found["staleness"] = since["stale"] / since["updates"]
-            if waited:
-                found["waiting"] = min(1.0, since["waited"] / (passed * len(waited)))
+            if present := len(tally.model.present):
+                found["waiting"] = min(1.0, since["waited"] / (passed * present))
         return {f"paceline/{name}": value for name, value in found.items()}
 
     def _versions(self) -> float:

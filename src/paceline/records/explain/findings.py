@@ -63,6 +63,8 @@ class WaitTotals:
     """Of these, seconds of waits that another worker's fact ended."""
     culprits: Counter[int] = field(default_factory=Counter)
     """By worker: seconds that others waited because of it."""
+    of_hosts: Counter[str] = field(default_factory=Counter)
+    """By host: seconds that workers of other hosts waited because of its workers."""
     victims: Counter[int] = field(default_factory=Counter)
     """By worker: seconds that it waited for others."""
     meanwhile: dict[int, Meanwhile] = field(default_factory=dict)
@@ -216,6 +218,9 @@ class _Pass:
                 waited.for_others += wait.seconds
                 waited.victims[wait.worker] += wait.seconds  # type: ignore[assignment]
             waited.culprits.update(due)
+            for worker, seconds in due.items():
+                if self._model.hosts[worker] != self._model.hosts[wait.worker]:
+                    waited.of_hosts[self._model.hosts[worker]] += seconds  # type: ignore[assignment]
             if due:
                 culprit = max(due, key=lambda worker: due[worker])
                 computing = self._steps.computing(culprit, wait.began, wait.ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
@@ -273,8 +274,7 @@ def _who(found: Findings, total: float) -> list[str]:
             return ["No worker waited for another."]
         return [f"Workers waited for one another for {_percent(waited, total)} of their time."]
     victim, most = found.waited.victims.most_common(1)[0]
-    culprits, name = _culprits(found)
-    seconds = sum(blamed[worker] for worker in culprits)
+    culprits, name, seconds = _culprits(found)
     others = sum(spent.stayed for worker, spent in found.spent.items() if worker not in culprits)
     return [
         f"{name[0].upper()}{name[1:]} made the others wait most: {_percent(seconds, others)} of their time, "
@@ -286,25 +286,22 @@ def _who(found: Findings, total: float) -> list[str]:
     ]
 
 
-def _culprits(found: Findings) -> tuple[list[int], str]:
-    """Return the workers that made others wait most, one or those of a host, and what to call them."""
+def _culprits(found: Findings) -> tuple[list[int], str, float]:
+    """Return the workers that made others wait most, one or those of a host, what to call them, and for how long."""
     if (host := _blamed_host(found)) is not None:
-        return [worker for worker in found.spent if found.hosts[worker] == host], f"the workers of {host}"
-    culprit, _ = found.waited.culprits.most_common(1)[0]
-    return [culprit], f"worker {culprit}"
+        workers = [worker for worker in found.spent if found.hosts[worker] == host]
+        return workers, f"the workers of {host}", found.waited.of_hosts[host]
+    culprit, seconds = found.waited.culprits.most_common(1)[0]
+    return [culprit], f"worker {culprit}", seconds
 
 
 def _blamed_host(found: Findings) -> str | None:
-    """Return the host whose workers made others wait most, if not mainly one of them did."""
-    hosts: Counter[str] = Counter()
-    for worker, seconds in found.waited.culprits.items():
-        if found.links:
-            hosts[found.hosts[worker]] += seconds
-    if not hosts:
+    """Return the host whose workers made those of others wait most, if not mainly one of them did."""
+    if not found.links or not found.waited.of_hosts:
         return None
-    host, seconds = hosts.most_common(1)[0]
-    most = max(found.waited.culprits[worker] for worker in found.spent if found.hosts[worker] == host)
-    return host if most < SHARED * seconds else None
+    host, _ = found.waited.of_hosts.most_common(1)[0]
+    blamed = [found.waited.culprits[worker] for worker in found.spent if found.hosts[worker] == host]
+    return host if max(blamed) < SHARED * sum(blamed) else None
 
 
 def _links(found: Findings) -> Iterator[str]:
@@ -369,7 +366,7 @@ def _optimum(found: Findings) -> Iterator[str]:
     best = least_time(taken, int(several))
     computing = {name: seconds / best for name, seconds in estimates(taken, int(several)).items()}
     of_own = computing.pop(own, None)
-    beside = "the store, messages, cores and what the script does between steps"
+    beside = "steps that vary, the store, messages, cores and what the script does between steps"
     (first, least), *rest = sorted(computing.items(), key=lambda one: round(one[1], 2))
     also = "".join(f", {name} {ratio:.1f} times" for name, ratio in rest)
     if of_own is None:
@@ -421,8 +418,7 @@ def _what_helps(found: Findings, phases: Mapping[str, float], total: float) -> l
     spec = found.run.choice.spec
     lines = []
     if waited >= WORTH_SAYING * total:
-        culprits, whose = _culprits(found)
-        seconds = sum(found.waited.culprits[worker] for worker in culprits)
+        culprits, whose, seconds = _culprits(found)
         others = sum(spent.stayed for worker, spent in found.spent.items() if worker not in culprits)
         never, seldom = MILDER[spec.state]
         ratio = _ratio(found, culprits)
@@ -462,9 +458,7 @@ def _prediction(found: Findings, names: Sequence[str]) -> str:
     """Say how to predict the pace of these protocols."""
     protocols, scenario = f"-p {found.run.choice.name} -p {' -p '.join(names)}", found.run.scenario
     if not scenario.links_hosts:
-        return (
-            f"paceline simulate --from {found.run.folder} {protocols} predicts the pace; only a run shows the accuracy."
-        )
+        return f"paceline simulate --from {shlex.quote(str(found.run.folder))} {protocols} predicts the pace; only a run shows the accuracy."
     if scenario.compute is None:  # links between hosts can be simulated only from a scenario with compute
         return "Only a run shows the pace and the accuracy."
     return (
