@@ -35,6 +35,20 @@ def test_a_version_is_made_with_the_hyperparameters_of_the_lowest_worker_s_very_
     assert [commit.scalars for commit in two.commits()] == [[{"lr": 0.1}], [{"lr": 12.0}]]
 
 
+def test_a_worker_that_comes_back_has_none_of_the_factors_that_were_ordered_before() -> None:
+    """A machine takes it for a new one, with the script's own rates."""
+    two = company(2)
+    two.carry_out(AdjustTraining(worker=1, learning_rate_scale=10.0))
+    two.leave(1)
+    two.returns(1)
+    two.host.join(1, [0])
+    two.carry_out(Release(worker=1, step=0, version=0, parameters="held"))
+    two.computed(1, 0, [{"lr": 0.5}])
+    two.carry_out(StartPush(worker=1, step=0))
+    two.apply(1, (1, 0))
+    assert [commit.scalars for commit in two.commits()] == [[{"lr": 0.5}]]
+
+
 def test_an_update_is_multiplied_by_what_was_ordered_for_its_push_and_by_its_weight() -> None:
     one = company(1)
     one.carry_out(Release(worker=0, step=0, version=0, parameters="held"))

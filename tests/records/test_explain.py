@@ -92,9 +92,9 @@ def test_where_nobody_waits_nothing_is_promised(tmp_path: Path, explained: Expla
 
 
 def test_who_is_late_now_and_then_is_not_called_slow(tmp_path: Path, explained: Explain) -> None:
-    said = explained(simulated(tmp_path / "run", "bsp", steps=400, slow=None, scenario=scenario))
-    assert "made the others wait most" in said
-    assert "The workers of b made the others wait" not in said
+    said = explained(simulated(tmp_path / "run", "bsp", steps=400, scenario=Scenario(compute=0.05, jitter=0.3)))
+    assert "take no longer than the others'" in said
+    assert "ssp or asp would not make the others wait for one slow step" in said
 
 
 NODES = Scenario(compute=0.05, jitter=0.05, nodes=2)
@@ -175,7 +175,8 @@ def test_what_workers_of_a_host_waited_for_each_other_is_not_put_down_to_their_h
     tables = (HostTable(name="a", workers=range(1)), HostTable(name="b", workers=range(1, 4), latency=0.001))
     scenario = Scenario(compute=0.05, jitter=0.3, nodes=2, workers=4, host_tables=tables)
     said = explained(simulated(tmp_path / "run", "bsp", steps=400, slow=None, scenario=scenario))
-    assert re.search(r"(\d+) % of their time", said) is None or print(said)
+    assert "made the others wait most" in said
+    assert "The workers of b made the others wait" not in said
 
 
 @pytest.mark.parametrize(

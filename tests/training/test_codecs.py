@@ -526,3 +526,8 @@ def test_an_update_that_a_version_lacks_is_what_the_store_will_subtract() -> Non
     for pushed, old, new in zip(company.pushes[0].pushed(0), before, after, strict=True):
         assert pushed is not None
         assert torch.equal(old - 0.5 * pushed, new)
+
+
+@pytest.mark.parametrize(("density", "count", "kept"), [(0.07, 100, 7), (0.55, 100, 55), (0.01, 100, 1), (0.3, 3, 1)])
+def test_topk_keeps_no_value_more_for_the_rounding_of_its_density(density: float, count: int, kept: int) -> None:
+    assert codec_named(f"topk:density={density}").size(count) == 8 * kept

@@ -355,6 +355,15 @@ def test_an_optimizer_that_a_gpu_s_graph_can_capture_steps_on_the_cpu_as_any_oth
     assert finals[0] == finals[1]
 
 
+def test_a_worker_gets_no_rate_back_that_it_has_told_for_the_store_s_own_rounding_of_it() -> None:
+    """Three workers' rate is three times the script's, and a tensor has it in float32."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
+    store = store_of(model, optimizer)
+    store.set_scalars([{**group, "lr": 3 * group["lr"]} for group in scalars_of(optimizer)])
+    assert "lr" not in store.whole(store.begin_keeping()).for_worker().groups[0]
+
+
 def test_hyperparameters_on_a_gpu_are_copied_before_the_store_s_process_begins_and_no_others_are() -> None:
     model = nn.Linear(3, 2)
     rate = torch.tensor(0.5)

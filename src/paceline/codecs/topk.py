@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.codecs import Codec
@@ -50,7 +51,7 @@ class TopK(Codec):
         into[places] = encoded[half:].view(into.dtype)
 
     def _kept(self, count: int) -> int:
-        return max(1, math.ceil(self.density * count))
+        return max(1, math.ceil(Fraction(repr(self.density)) * count))  # a float's product may be a little more
 
 
 CODECS = (TopK,)

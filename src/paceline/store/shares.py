@@ -50,12 +50,19 @@ class Whole:
     def for_worker(self) -> OfWorker:
         """Return what a worker's optimizer goes on with. Of hyperparameters, that is what no worker has sent."""
         changed = [
-            {key: value for key, value in group.items() if key not in there or plain(value) != there[key]}
+            {key: value for key, value in group.items() if key not in there or not _is(value, there[key])}
             for group, there in zip(self.groups, self.told, strict=True)
         ]
         for group in changed:
             group.pop(CAPTURABLE, None)  # only a GPU can do this
         return OfWorker(state=self.state, groups=changed, attributes=self.attributes)
+
+
+def _is(value: Any, told: Any) -> bool:
+    """Whether the optimizer's hyperparameter is the one that was told, as far as a tensor of its type can be."""
+    if isinstance(value, Tensor) and isinstance(told, int | float):
+        return bool(value == value.new_tensor(told))
+    return bool(plain(value) == told)
 
 
 class StateMean:

@@ -53,7 +53,8 @@ class Hyperparameters:
         return _scaled(self._workers[worker].scalars if scalars is None else scalars, rate / self._rate_scale, momentum)
 
     def joins(self, worker: int) -> None:
-        """The worker takes part from now on, with what the newest version has."""
+        """The worker takes part from now on, with what the newest version has and rates that are nobody's yet."""
+        self._scales.pop(worker, None)
         self._edits.joins(worker)
 
     def dropped(self, worker: int, step: int) -> None:
