@@ -133,7 +133,7 @@ def test_a_table_explains_a_ratio_that_is_not_known_where_it_stands(
     [
         (
             "bsp",
-            "bsp would take 8.6 times as long as the best: the rest of the 20.0 is steps that vary, the store, messages, ",
+            "bsp would take 8.6 times as long as the best: the rest of the 20.0 is steps that vary, the store, ",
         ),
         ("ssp", "so would theirs."),
     ],

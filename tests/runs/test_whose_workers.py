@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
-from paceline.runs.run import whose_workers
+from paceline.core.choice import choose
+from paceline.errors import ConfigError
+from paceline.protocols import registry
+from paceline.runs.run import check_room, whose_workers
 from paceline.scenario.scenario_file import load
 
 
@@ -34,3 +37,12 @@ def test_a_comparison_says_it_once(
     Path("train.py").write_text("pass\n")
     assert main(["compare", "-n", "4", "-p", "bsp", "--scenario", "three.toml", "--dry-run", "train.py"]) == 0
     assert capsys.readouterr().err == "paceline: -n is 4, and three.toml says 3 workers: -n counts\n"
+
+
+def test_an_outer_step_after_as_many_differences_as_workers_begin_needs_their_number_where_that_is_open() -> None:
+    said = "after how many, as in async-diloco:delay=2$"
+    for protocol in ("async-diloco", "sync-switch:first=bsp,then=async-diloco"):
+        with pytest.raises(ConfigError, match=said):
+            check_room(choose(protocol, registry()), 2, 8)
+    for protocol in ("async-diloco:delay=2", "diloco", "asp", "quorum:m=1"):
+        check_room(choose(protocol, registry()), 2, 8)

@@ -26,7 +26,7 @@ from paceline.protocols import registry
 from paceline.records.folders import CONFIG
 from paceline.records.segments import choice_of
 from paceline.runs.resume import check_protocol
-from paceline.runs.run import HowMany, check_fits, check_hosts, joined, settled
+from paceline.runs.run import HowMany, check_fits, check_hosts, check_room, joined, settled
 from paceline.scenario.scenario import HostTable, Scenario
 from paceline.scenario.scenario_file import A_NAME, LONGEST_NAME, is_name
 
@@ -146,6 +146,8 @@ class JoiningHosts:
             workers = tables[-1].workers.stop
             settled = replace(scenario, nodes=len(tables), host_tables=tables).checked_for(workers)
             check_fits(choice, settled, workers, vars(self.options))
+            if choice is not None and room is not None:
+                check_room(choice, workers, room)
             self._check_shards(choice, [table.name for table in tables])
             if self.options.resume is not None and choice is not None:
                 before = recorded(self.options.resume / CONFIG, RESUME)

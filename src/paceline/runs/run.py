@@ -116,6 +116,16 @@ def check_fits(choice: Choice | None, scenario: Scenario, workers: int, flags: M
             check_hosts(choice, scenario)
 
 
+def check_room(choice: Choice, workers: int, room: int) -> None:
+    """Raise ConfigError if the outer optimizer depends on how many of the workers begin that there is room for."""
+    for part in choice.parts or (choice,):
+        if part.outer(workers) != part.outer(room):
+            raise ConfigError(
+                f"--hosts leaves open how many of {room} workers begin, and {part.spec.name} makes its outer step "
+                f"after as many differences: say after how many, as in {part.spec.name}:delay={workers}"
+            )
+
+
 def check_hosts(choice: Choice | None, scenario: Scenario) -> None:
     """Raise ConfigError, in one line, for what several hosts can't do yet."""
     _check_several(choice, scenario, f"{scenario.name}: [[host]]" if scenario.host_tables else "--emulate-hosts")

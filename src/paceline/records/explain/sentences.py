@@ -458,7 +458,8 @@ def _prediction(found: Findings, names: Sequence[str]) -> str:
     """Say how to predict the pace of these protocols."""
     protocols, scenario = f"-p {found.run.choice.name} -p {' -p '.join(names)}", found.run.scenario
     if not scenario.links_hosts:
-        return f"paceline simulate --from {shlex.quote(str(found.run.folder))} {protocols} predicts the pace; only a run shows the accuracy."
+        run = shlex.quote(str(found.run.folder))
+        return f"paceline simulate --from {run} {protocols} predicts the pace; only a run shows the accuracy."
     if scenario.compute is None:  # links between hosts can be simulated only from a scenario with compute
         return "Only a run shows the pace and the accuracy."
     return (
