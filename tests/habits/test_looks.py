@@ -174,3 +174,26 @@ def test_a_pass_that_only_evaluates_is_told_of_and_no_part_of_a_schedule_s_plan(
     ended = launch.run(PASSES, "-n", "2", "-p", "bsp", "--threads", "1", "--tee", "all").completed()
     assert ended.err.count("worker 0 goes through the prepared loader to its end without a gradient") == 1
     assert ended.out.count("seen 32 at 24") == 2
+
+
+ANOTHER = script("""
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in range(3):
+    if epoch == 1 and "another" in sys.argv:
+        loader = DataLoader(data, batch_size=2)
+    for x, y in loader:
+        for repeat in range(30 if "repeats" in sys.argv else 1):
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+""")
+
+
+@pytest.mark.parametrize(("what", "told"), [("another", 1), ("repeats", 0)])
+def test_steps_of_a_loader_that_was_not_prepared_are_told_of(what: str, told: int, launch: Launch) -> None:
+    ended = launch.run(ANOTHER, "-n", "2", "-p", "bsp", "--threads", "1", args=(what,)).completed()
+    assert ended.err.count("steps since its last batch of the loader that prepare() returned") == told

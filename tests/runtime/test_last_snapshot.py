@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from unittest.mock import MagicMock, Mock
 
 import pytest
 
-from paceline.coordinator.snapshots import LAST_ROUND, Snapshots
+from paceline.coordinator.snapshots import LAST_ROUND, UNCOUNTED, Snapshots
 from paceline.core.choice import choose
 from paceline.core.facts import GradientReady
 from paceline.protocols import registry
@@ -112,3 +113,40 @@ def test_a_worker_that_never_packs_its_part_is_named_once_more_snapshots_are_due
         taken.packed(0, 1, 0)
     (line,) = [call.args[0] for call in taken._output.say.call_args_list]  # type: ignore[attr-defined]
     assert line.startswith("the snapshot after 12 steps waits for worker 3 to answer, and no newer one is taken until")
+
+
+def test_where_no_samples_are_counted_snapshots_are_due_by_time() -> None:
+    """A stream has no epoch's samples, and a run over it would have none before its end."""
+    cluster = Mock(keep=Mock(return_value=["store"]))
+    taken = snapshots("asp", MagicMock(), cluster)
+    for step, at in enumerate((0.0, UNCOUNTED - 1, UNCOUNTED + 1, UNCOUNTED + 2, 2 * UNCOUNTED)):
+        taken.tell(GradientReady(worker=0, step=step, version=step, samples=None, at=at))
+        taken.ordered(step + 1, ((0, step, 1.0),))
+        taken.go_on()
+        if taken._draft is not None:
+            taken.sealed()
+    assert cluster.keep.call_count == 2
+
+
+@pytest.mark.parametrize(("leases", "epoch"), [(True, 0), (False, 7)])
+def test_where_nothing_is_leased_a_run_goes_on_in_the_epoch_that_the_scripts_are_in(leases: bool, epoch: int) -> None:
+    """The book of leases has opened no epoch, so it knows of none."""
+    cluster = Mock(keep=Mock(return_value=["store"]))
+    members = [Mock(worker=0), Mock(worker=1)]
+    taken = snapshots("asp", MagicMock(), cluster)
+    taken.leases, data, said = leases, taken._data, taken._ledger
+    data.plain.return_value, data.epoch, data.steps = {}, 0, 9
+    said.has.return_value, said.broken = True, None
+    taken._plateaus.shared, taken._plateaus.plain.return_value = 0, []
+    taken._versions.edits.known.return_value.edit = 0
+    cluster.part = None
+    for worker in (0, 1):
+        taken.tell(GradientReady(worker=worker, step=0, version=0, samples=None, at=1.0))
+    taken.ask(members)
+    taken._take()
+    for worker in (0, 1):
+        taken.packed(worker, 1, 7 + worker)
+        taken.written(f"worker-{worker}.safetensors", "digest")
+    taken.written("store", "digest")
+    ((text, _),) = [call.args for call in cluster.seal.call_args_list]
+    assert json.loads(text)["epoch"] == epoch

@@ -178,7 +178,7 @@ def begin(gathering: Gathering, on_begin: Callable[[messages.worker.Offered], No
     if shards := run_state.cluster.shards:
         run_state.journal.ledger.note(PLACEMENT, {one.host: [one.begin, one.end] for one in shards})
     run_state.versions.begin(offer, workers)
-    run_state.snapshots.keeps = offer.keeps
+    run_state.snapshots.keeps, run_state.snapshots.leases = offer.keeps, offer.loads
     run_state.plateaus.number = offer.plateaus
     amount = work(offer, settings)
     if state is not None:

@@ -32,6 +32,8 @@ from paceline.records.snapshots import FORMAT, KEPT, SnapshotState, draft_of, fo
 
 LOOK_AGAIN = 0.05  # seconds: the ledger writes ten times a second
 LAST_ROUND = 5.0  # seconds that a run which is stopped waits for its round to end: half of what `--drain` gives it
+UNCOUNTED = 600.0
+"""Seconds in which as many snapshots are due as are asked for an epoch, where no epoch's samples are known."""
 TOLD_OF = 3  # snapshots that are due while workers have not packed their parts of one
 
 
@@ -79,11 +81,16 @@ class Snapshots:
         """The one that decides; None: a director does."""
         self.keeps = False
         """Whether scripts keep something."""
+        self.leases = True
+        """Whether batches are leased. Else only the scripts know in which epoch they are."""
         self.stays: set[int] = set()
         """Facts whose snapshots stay, as segments of the run began from them."""
         self._run = settings.folder
         self._takes = settings.checkpoint > 0
         self._due = RecordingSchedule(settings.checkpoint)
+        self._due_by_time = RecordingSchedule(settings.checkpoint)
+        """In seconds of the run."""
+        self._due_by_time.epoch_opened(round(UNCOUNTED))
         self._spec = settings.choice.spec
         self._cluster = cluster
         self._members = members
@@ -131,6 +138,7 @@ class Snapshots:
         """The run goes on from there."""
         self._newest, self._version, self._next_steps = state.fact, state.version, dict(state.next_steps)
         self._due.reached(state.samples)
+        self._due_by_time.reached(int(state.at))
 
     def tell(self, fact: Fact) -> None:
         """The machine is told of this fact now."""
@@ -150,6 +158,8 @@ class Snapshots:
         self._version, self._in_a_round = version, False
         self._applied |= {worker: step for worker, step, _ in contributions}
         due = self._due.reached(self._data.samples)
+        if self._due.every is None:
+            due = self._due_by_time.reached(int(self._at))
         if due and self._draft is not None and self._draft.packing:
             self._tell_of_missed(self._draft)
         self._wanted = self._wanted or (due and self._draft is None) or self._stop is not None
@@ -376,7 +386,8 @@ class Snapshots:
         if not self._ledger.has(draft.noted):  # else a killed run could have a snapshot that its ledger lacks
             self._loop.after(LOOK_AGAIN, lambda: self._seal_if_there() if self._draft is draft else None)
         else:
-            epoch = min([draft.state.epoch, *draft.epochs])
+            known = [draft.state.epoch] if self.leases else []
+            epoch = min([*known, *draft.epochs], default=draft.state.epoch)
             metrics = self._plateaus.plain(draft.state.shared_metrics)
             state = msgspec.structs.replace(draft.state, files=draft.files, epoch=epoch, metrics=metrics)
             text = msgspec.json.encode(state)

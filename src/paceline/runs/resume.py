@@ -136,7 +136,8 @@ def snapshot_of(run: Path) -> tuple[Snapshot, list[str]]:
     found, passed = newest_to_go_on_from(run)
     if found is not None:
         return found, passed
-    why = f" ({passed[0]})" if passed else f": {run / SNAPSHOTS} has none; one is written in each epoch (--checkpoint)"
+    often = "in each epoch, or every ten minutes where no samples are counted (--checkpoint)"
+    why = f" ({passed[0]})" if passed else f": {run / SNAPSHOTS} has none; one is written {often}"
     raise ConfigError(f"--resume {run}: no snapshot can be read{why}")
 
 

@@ -156,6 +156,8 @@ class Session:
         self._clock = StepClock()
         self._awaits: float | None = None
         """Since when it has awaited the next step's release; None: it does not."""
+        self._elsewhere = 0
+        """Steps since the last one of the prepared loader's batches, outside a loop over it."""
         self._remarked: set[str] = set()
         self._thread = threading.get_ident()
         keep_freed_memory()  # from here on, so that the memory of the script's own parameters goes back
@@ -253,6 +255,7 @@ class Session:
             self.used += len(stands.batches) + len(stands.skipped)
         self._tell_of_batches()
         self.permit.used(len(stands.batches) if self._loads else 0)
+        self._tell_of_another_loader(stands)
         gradient = None if self.steps else self._first_gradient(stands)
         if self.loop_is_due and not self.steps:
             self.context.remark(never_iterated(self.link.workers))
@@ -295,6 +298,13 @@ class Session:
         batches = self._pieces_in_step / self.link.pieces if self.link.pieces > 1 else max(1, len(self._several.steps))
         self.link.stretch(step, time.monotonic() - self._clock.began, batches)
         return time.monotonic()
+
+    def _tell_of_another_loader(self, stands: Stands) -> None:
+        """Tell the user of steps that are not of the prepared loader: each counts as one more of its last batch."""
+        of_it = stands.batches or stands.again or self.looping or not self._loads
+        self._elsewhere = 0 if of_it else self._elsewhere + 1
+        if self._elsewhere == ELSEWHERE:
+            self.remark_once("another loader", ANOTHER_LOADER)
 
     def _first_gradient(self, stands: Stands) -> str | None:
         """Return what tells it from those of workers with other data; None if no other worker has its data."""
@@ -568,6 +578,15 @@ def lost(batches: int, how: str) -> str:
         f"has made gradients of {what} that are in no step: they were {how}. Step after a worker's last batch of a "
         "loop: loader.last tells which one it is, while len(loader) counts the batches of all workers"
     )
+
+
+ELSEWHERE = 20
+"""Steps outside a loop over the prepared loader, after which they are taken for steps of another one."""
+ANOTHER_LOADER = (
+    f"has made {ELSEWHERE} steps since its last batch of the loader that prepare() returned, outside a loop over it: "
+    "every worker trains on all of what it gets elsewhere; give each loader a run of its own, which loads what this "
+    "one saves"
+)
 
 
 def never_iterated(workers: int) -> str:
