@@ -197,3 +197,38 @@ for epoch in range(3):
 def test_steps_of_a_loader_that_was_not_prepared_are_told_of(what: str, told: int, launch: Launch) -> None:
     ended = launch.run(ANOTHER, "-n", "2", "-p", "bsp", "--threads", "1", args=(what,)).completed()
     assert ended.err.count("steps since its last batch of the loader that prepare() returned") == told
+
+
+SHUFFLES = script("""
+import random
+
+class Files(torch.utils.data.Dataset):
+    def __init__(self):
+        self.files = list(range(64))
+    def __len__(self):
+        return len(self.files)
+    def __getitem__(self, place):
+        return torch.full((4,), float(self.files[place])), self.files[place]
+
+torch.manual_seed(0)
+data = Files()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+model, optimizer, loader = paceline.prepare(model, optimizer, DataLoader(data, batch_size=8))
+for epoch in range(3):
+    random.shuffle(data.files)
+    for x, files in loader:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("epoch", epoch, *files.tolist())
+        if epoch == 1:
+            torch.rand(paceline.worker() + 1)
+""")
+
+
+def test_a_data_set_that_the_script_shuffles_between_its_loops_is_the_same_in_all_workers(launch: Launch) -> None:
+    ended = launch.run(SHUFFLES, "-n", "2", "-p", "asp", "--threads", "1", "--tee", "all").completed()
+    lines = [line.split("epoch ")[1].split() for line in ended.out.splitlines() if "epoch " in line]
+    for epoch in "012":
+        assert sorted(int(file) for number, *files in lines if number == epoch for file in files) == [*range(64)]

@@ -41,6 +41,7 @@ from paceline.training.optim.schedules import PLATEAUS, check_schedulers, platea
 from paceline.training.process import ScriptProcess
 from paceline.training.replaced import replace
 from paceline.training.residual import Residual
+from paceline.training.seeding import seed_between
 from paceline.training.session import Session
 from paceline.training.signals import undisturbed
 from paceline.training.training_context import TrainingContext
@@ -298,6 +299,7 @@ def _in_run(link: Link, given: Arguments, options: Options) -> tuple[Any, ...]:
         paced = (PacedStream if offer.offered.streams else SharedStream)(loader, session)
         session.streams = True
     session.loop_is_due = not offer.offered.streams
+    seed_between(session.link.seed, -1)
     return given.returned(model, as_prepared(paced))
 
 

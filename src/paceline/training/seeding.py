@@ -1,4 +1,5 @@
-"""Seeds: a script draws from the seed, each step from (seed, worker, step), an epoch's order from (seed, epoch).
+"""Seeds: a script draws from the seed, each step from (seed, worker, step), an epoch's order from (seed, epoch), and
+what comes between two loops over the loader from that, too.
 
 So what a step computes depends only on the version that it computes on, not on what happened before. Workers
 that began with the same `manual_seed` still draw different masks and batches.
@@ -65,6 +66,14 @@ def seed_step(seed: int, worker: int, step: int, batch: int = 0) -> None:
     A script that is to match a Paceline run of one worker bit for bit calls this before each step.
     """
     seed_all(mixed("step", seed, worker, step, batch))
+
+
+def seed_between(seed: int, epoch: int) -> None:
+    """Seed what a script draws after its loop of this epoch, before its first one by -1: alike in every worker.
+
+    It may put its samples into another order there, which all workers lease by their places.
+    """
+    seed_all(mixed("between", seed, epoch))
 
 
 def seed_fetch(seed: int, epoch: int, index: int) -> None:

@@ -44,7 +44,7 @@ from paceline.training.optim.pre_training_edits import PreTrainingEdits
 from paceline.training.optim.schedules import RunSchedules, Schedule
 from paceline.training.permit import Permit
 from paceline.training.resuming import Resuming
-from paceline.training.seeding import seed_step
+from paceline.training.seeding import seed_between, seed_step
 from paceline.training.signals import undisturbed
 from paceline.training.training_context import TrainingContext
 from paceline.training.uncompiled import uncompiled
@@ -445,6 +445,12 @@ class Session:
         self.look_at_structure(whole=True)
         if self.structure_edits.told_after != self.steps:  # the store keeps the last three only, of steps in versions
             self.tell_values()
+
+    def loop_left(self, loop: EpochLoop) -> None:
+        """The script has left that loop over its loader, or come to its end."""
+        self.other_training.loop_left()
+        if self.steps > loop.steps and threading.get_ident() == self._thread:  # a look seeds nothing
+            seed_between(self.link.seed, loop.epoch)
 
     def forget_look(self) -> None:
         """The batches that were fetched last went back. Draws and times are now as if they had not been fetched."""
