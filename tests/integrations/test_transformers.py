@@ -100,10 +100,10 @@ def test_what_counts_one_worker_s_steps_is_refused_in_one_line(launch: Launch) -
     in_run(launch, 2, max_steps=5).refused("a Trainer with max_steps can't be trained by several workers")
 
 
-def test_a_training_that_was_interrupted_goes_on_with_its_steps_and_losses(launch: Launch) -> None:
-    stopped = in_run(
-        launch, 2, "-p", "bsp", "--max-steps", "11", "--checkpoint", "4", eval_strategy="epoch"
-    ).completed()
+@pytest.mark.parametrize("order", ["sequential", "random"])
+def test_a_training_that_was_interrupted_goes_on_with_its_steps_and_losses(order: str, launch: Launch) -> None:
+    given = {"eval_strategy": "epoch", "train_sampling_strategy": order}
+    stopped = in_run(launch, 2, "-p", "bsp", "--max-steps", "11", "--checkpoint", "4", **given).completed()
     run = launch.resume(stopped.folder, "--max-steps", "1000").completed()
     used_once(run, 64, 2)
     logged = run.rows("SELECT step, value FROM scalars WHERE name = 'loss' ORDER BY step")

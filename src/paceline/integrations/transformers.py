@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any, TypeVar
 
-from torch.utils.data import DataLoader
+from accelerate.data_loader import SeedableRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
@@ -210,9 +211,14 @@ def _plain(loader: Any) -> DataLoader[Any]:
     others = {} if loader.prefetch_factor is None else {"prefetch_factor": loader.prefetch_factor}
     if loader.batch_sampler is None or getattr(loader, "dataset", None) is None:
         raise ConfigError("a Trainer's data must have a length, to be shared out")
+    batches = loader.batch_sampler
+    if isinstance(getattr(batches, "sampler", None), SeedableRandomSampler):  # counts its passes, of which a run that
+        batches = BatchSampler(
+            RandomSampler(loader.dataset), batches.batch_size, batches.drop_last
+        )  # goes on has fewer
     return DataLoader(
         loader.dataset,
-        batch_sampler=loader.batch_sampler,
+        batch_sampler=batches,
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
