@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -38,7 +38,7 @@ class Module(L.LightningModule):
 
 
 def fit(
-    out: str, *, samples: int = 64, batch: int = 8, epochs: int = 3, patience: int = 0, **others: Any
+    out: str, *, samples: int = 64, batch: int = 8, epochs: int = 3, patience: int = 0, ema: bool = False, **others: Any
 ) -> tuple[L.Trainer, dict[str, torch.Tensor]]:
     """Fit, and return the Trainer with the module's state."""
     torch.manual_seed(0)
@@ -48,6 +48,8 @@ def fit(
     callbacks: list[Any] = [ModelCheckpoint(out, monitor="val_loss", save_top_k=-1)]
     if patience:
         callbacks.append(EarlyStopping("val_loss", patience=patience, min_delta=1e9))
+    if ema:
+        callbacks.append(EMAWeightAveraging(decay=0.9))
     trainer = L.Trainer(
         strategy=PacelineStrategy(), devices=1, max_epochs=epochs, logger=CSVLogger(out), log_every_n_steps=2,
         enable_progress_bar=False, enable_model_summary=False, callbacks=callbacks, **others,
@@ -57,5 +59,6 @@ def fit(
 
 
 if __name__ == "__main__":
-    trainer, _ = fit("out", **json.loads(sys.argv[1]))
+    trainer, state = fit("out", **json.loads(sys.argv[1]))
+    torch.save(state, f"state-{paceline.worker()}.pt")
     print("global zero", trainer.is_global_zero, paceline.worker())

@@ -62,6 +62,14 @@ def test_one_worker_makes_the_bits_of_a_plain_fit_with_clipping_and_accumulation
     assert apart(run, alone(tmp_path, **config)) == 0.0
 
 
+def test_an_average_that_a_callback_puts_in_at_the_end_stays(launch: Launch, tmp_path: Path) -> None:
+    in_run(launch, 1, ema=True).completed()
+    averaged, plain = alone(tmp_path, ema=True), alone(tmp_path)
+    there = torch.load(launch.tmp_path / "state-0.pt")
+    assert all(torch.equal(there[name], value) for name, value in averaged.items())
+    assert not any(torch.equal(there[name], value) for name, value in plain.items())
+
+
 def test_two_workers_make_what_a_plain_fit_makes_of_batches_twice_as_large(launch: Launch, tmp_path: Path) -> None:
     """Within 1e-6, with clipping, and a rate that halves with each epoch."""
     run = in_run(launch, 2, "-p", "bsp", **CLIPPED).completed()

@@ -169,9 +169,13 @@ class _ToTheRun(Callback):  # type: ignore[misc]
         self._stop_all(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install the final version. What callbacks have asked for at the last epoch's end comes first."""
+        """Install the final version. What callbacks have asked for at the last epoch's end comes first.
+
+        After the last epoch it is installed already, and a callback may have put its averages in its place.
+        """
         self._stop_all(trainer)
-        paceline.finish()
+        if ScriptProcess.session is None or ScriptProcess.session.live:
+            paceline.finish()
 
     def _stop_all(self, trainer: Trainer) -> None:
         if trainer.should_stop and not self._told:

@@ -212,10 +212,9 @@ def _plain(loader: Any) -> DataLoader[Any]:
     if loader.batch_sampler is None or getattr(loader, "dataset", None) is None:
         raise ConfigError("a Trainer's data must have a length, to be shared out")
     batches = loader.batch_sampler
-    if isinstance(getattr(batches, "sampler", None), SeedableRandomSampler):  # counts its passes, of which a run that
-        batches = BatchSampler(
-            RandomSampler(loader.dataset), batches.batch_size, batches.drop_last
-        )  # goes on has fewer
+    if isinstance(getattr(batches, "sampler", None), SeedableRandomSampler):
+        # it counts its passes, of which a run that goes on has made none
+        batches = BatchSampler(RandomSampler(loader.dataset), batches.batch_size, batches.drop_last)
     return DataLoader(
         loader.dataset,
         batch_sampler=batches,
