@@ -601,6 +601,7 @@ class NoLedger(Ledger):
 
     def __init__(self) -> None:
         self._queue = _Nowhere()
+        self._error = None
         self._facts = 0
 
     # what each simulated step has is not even put into rows

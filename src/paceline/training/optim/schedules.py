@@ -73,7 +73,7 @@ WINDOWS = 5
 """Calls that show how many batches a worker accumulates."""
 
 
-class Window(NamedTuple):
+class CallWindow(NamedTuple):
     """What was used between a worker's last call and this one."""
 
     of_run: int
@@ -106,7 +106,7 @@ class Schedule:
         """Calls in loops over the loader, one for each batch."""
         self._each = 1
         """Batches of this worker between two calls: several where it accumulates gradients."""
-        self._windows: deque[Window] = deque(maxlen=WINDOWS)
+        self._windows: deque[CallWindow] = deque(maxlen=WINDOWS)
         """The last ones."""
         self._due_before = Fraction(0)
         """Steps that the windows before these have come to."""
@@ -174,7 +174,7 @@ class Schedule:
         self._calls += 1
         if len(self._windows) == WINDOWS:
             self._due_before += self._windows[0].steps(self._each)
-        self._windows.append(Window(of_run - self._seen, max(1, own - self._used)))
+        self._windows.append(CallWindow(of_run - self._seen, max(1, own - self._used)))
         self._seen, self._used, self._times = of_run, own, 1
         sizes = [window.own for window in self._windows]
         if self._calls <= WINDOWS or len(set(sizes)) == 1:  # at a tie the larger: what is left of an epoch is smaller
