@@ -198,7 +198,10 @@ VARIANTS = {
     "hivemind-local": Variant("hivemind, local updates", hivemind("--local"), "hivemind"),
     "ray-sync": Variant("Ray parameter server, sync", ray("sync"), "ray"),
     "ray-async": Variant("Ray parameter server, async", ray("async"), "ray"),
-    **{name: Variant(f"Paceline {name}", paceline(name), "paceline") for name in ("bsp", "asp", "balanced", "ssp", "ps-plus")},
+    **{
+        name: Variant(f"Paceline {name}", paceline(name), "paceline")
+        for name in ("bsp", "asp", "balanced", "ssp", "ps-plus")
+    },
 }
 
 
