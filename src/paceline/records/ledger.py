@@ -317,7 +317,8 @@ class Ledger:
         """The last number that `ask` returned, and the last one up to which all is written."""
         self._facts = 0
         self._closing = threading.Event()
-        self._error: Exception | None = None
+        self._failed: RunFailed | None = None
+        """What `close` raises, as writing has failed."""
         with suppress(OSError):  # SQLite reports errors; by itself it would let only the owner write the file
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
         try:
@@ -365,7 +366,7 @@ class Ledger:
     @property
     def broken(self) -> RunFailed | None:
         """What `close` will raise, as writing has failed and nothing more is written."""
-        return None if self._error is None else self._failure(self._error)
+        return self._failed
 
     @property
     def behind(self) -> int:
@@ -515,9 +516,9 @@ class Ledger:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise self._failure(error) from error
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
 
     def _failure(self, error: Exception) -> RunFailed:
         if not isinstance(error, OSError) and type(error) not in (sqlite3.OperationalError, sqlite3.DatabaseError):
@@ -533,7 +534,8 @@ class Ledger:
                 with suppress(sqlite3.OperationalError):  # another process is reading: the log stays until then
                     self._database.execute("PRAGMA journal_mode = DELETE")
         except Exception as error:
-            self._error = error
+            self._failed = self._failure(error)
+            self._failed.__cause__ = error
             while not self._closing.is_set():  # empty the queue, so that `record` does not wait
                 self._queue.get()
 
@@ -601,7 +603,7 @@ class NoLedger(Ledger):
 
     def __init__(self) -> None:
         self._queue = _Nowhere()
-        self._error = None
+        self._failed = None
         self._facts = 0
 
     # what each simulated step has is not even put into rows

@@ -99,10 +99,15 @@ def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
         raise ConfigError("the optimizer has none of the model's trainable parameters; give it model.parameters()")
 
 
+def _names_by_memory(model: nn.Module) -> dict[int, str]:
+    """Return each parameter's name, by the address of its memory."""
+    named = model.named_parameters()
+    return {parameter.untyped_storage().data_ptr(): name for name, parameter in named if parameter.numel()}
+
+
 def _check_buffers(model: nn.Module) -> None:
     """They are dense, and lie in memory of their own."""
-    named = model.named_parameters()
-    stored = {parameter.untyped_storage().data_ptr(): name for name, parameter in named if parameter.numel()}
+    stored = _names_by_memory(model)
     for name, buffer in model.named_buffers():
         _check_dense("buffer", name, buffer)
         if buffer.numel() and (owner := stored.get(buffer.untyped_storage().data_ptr())):
@@ -120,9 +125,7 @@ def _check_buffers(model: nn.Module) -> None:
 
 def _check_views(model: nn.Module) -> None:
     """No module keeps a view of a parameter: the parameter moves, and the view would show what it was for ever."""
-    named = list(model.named_parameters())
-    stored = {parameter.untyped_storage().data_ptr(): name for name, parameter in named if parameter.numel()}
-    own = {id(parameter) for _, parameter in named}
+    stored, own = _names_by_memory(model), set(map(id, model.parameters()))
     for place, module in model.named_modules():
         if module._forward_pre_hooks:  # spectral_norm and its like make it anew before each forward
             continue

@@ -446,11 +446,11 @@ class Session:
         if self.structure_edits.told_after != self.steps:  # the store keeps the last three only, of steps in versions
             self.tell_values()
 
-    def loop_left(self, loop: EpochLoop) -> None:
-        """The script has left that loop over its loader, or come to its end."""
+    def loop_left(self, epoch: int, steps: int) -> None:
+        """The script has left its loop over that epoch, before which it had made so many steps, or come to its end."""
         self.other_training.loop_left()
-        if self.steps > loop.steps and threading.get_ident() == self._thread:  # a look seeds nothing
-            seed_between(self.link.seed, loop.epoch)
+        if self.steps > steps and threading.get_ident() == self._thread:  # a look seeds nothing
+            seed_between(self.link.seed, epoch)
 
     def forget_look(self) -> None:
         """The batches that were fetched last went back. Draws and times are now as if they had not been fetched."""

@@ -235,7 +235,7 @@ class PacedLoader(_Paced, SharedOut):
         looked = outer_goes_on and session.batches.ends_with(loop.handed_out)
         if not looked:  # else nobody else is to have them before they go back to their epoch
             self._give_back_fetched(loop)
-        session.loop_left(loop)
+        session.loop_left(loop.epoch, loop.steps)
         return looked
 
     @undisturbed
@@ -452,7 +452,7 @@ class PacedStream(_Paced):
         finally:
             session.epoch = loops.epoch + 1
         session.make_step_so_far()
-        session.loop_left(EpochLoop(loops.epoch, steps))
+        session.loop_left(loops.epoch, steps)
         session.other_training.loop_ended()
         loops.trained += session.steps > steps
         self._end_after_last_epoch()

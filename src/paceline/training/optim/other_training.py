@@ -40,7 +40,7 @@ class OtherTraining:
         self._tensors = {*session.context.parameters, *session.fixed.tensors}
         self._process = os.getpid()
         self._beside: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[int]] = weakref.WeakKeyDictionary()
-        """By optimizer of other parameters: the worker's steps beside which it has stepped."""
+        """By optimizer of other parameters: the worker's steps beside which it has stepped, `BESIDE` at most."""
         self._gradients_erased = False
         """Whether a gradient was erased before the first step."""
         self._erased_moved = -1
@@ -68,8 +68,10 @@ class OtherTraining:
             return
         if not self._has_ours(optimizer):
             if session.go is not None and session.looping:
-                self._beside.setdefault(optimizer, set()).add(session.steps)
-                if len(self._beside[optimizer]) == BESIDE:
+                beside = self._beside.setdefault(optimizer, set())
+                if len(beside) < BESIDE:  # further ones tell nothing more
+                    beside.add(session.steps)
+                if len(beside) == BESIDE:
                     session.remark_once("other optimizer", not_prepared(user_class(optimizer).__name__))
             return
         if self._is_over():

@@ -1,8 +1,8 @@
 """Learning-rate schedules that follow the run.
 
 A script plans a schedule in steps of one process: `epochs * len(loader)` of them. A worker makes a share of these, of a
-size that is not known beforehand. So a worker's call steps a prepared scheduler to where the run is: as far as one
-process would have come after as many batches as all workers have used.
+size that is not known beforehand. So a worker's call steps a prepared scheduler as far as one process would have come
+with as many batches as all workers have used since the worker's last call.
 """
 
 from __future__ import annotations
@@ -140,13 +140,17 @@ class Schedule:
             self._step(*args, **named)
             return
         progress = self._run.progress()
-        own = None if progress is None else progress[1] + self._before
-        if own is not None and self._calls and own == self._used:  # one more for the same batch
-            self._times += 1
-            self._go_on(self._made)
-            return
-        self._tell_of(self._run, own is not None)
-        self._made = 1 if progress is None or own is None else self._due(progress[0], own)
+        if progress is None:
+            self._tell_of(self._run, follows=False)
+            self._made = 1
+        else:
+            of_run, own = progress[0], progress[1] + self._before
+            if self._calls and own == self._used:  # one more for the same batch
+                self._times += 1
+                self._go_on(self._made)
+                return
+            self._tell_of(self._run, follows=True)
+            self._made = self._due(of_run, own)
         self._at += self._go_on(self._made)
 
     def come_to(self, of_run: int, own: int) -> None:
@@ -190,7 +194,7 @@ class Schedule:
         """Return how many steps are due by the last call."""
         return self._due_before + sum((window.steps(self._each) for window in self._windows), Fraction(0))
 
-    def _tell_of(self, run: FollowedRun, follows: bool) -> None:
+    def _tell_of(self, run: FollowedRun, *, follows: bool) -> None:
         """Tell the user of calls that may be meant otherwise than they count."""
         steps, self._stepped = run.steps - self._stepped, run.steps
         if not follows:
